@@ -38,7 +38,7 @@ def check_out(folder: Path) -> Former:
     """Builds the old release in this folder."""
     archive = subprocess.run([*GIT, "archive", COMMIT, *NEEDED], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
-    # Variables of the make that runs this test must not affect the other release's build.
+    # Variables of the make that runs this test must not affect the build of the old release.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     for target in (["native/vcuda"], ["native/plugin", "proto", f"PYTHON={sys.executable}"]):
         subprocess.run(["make", "-s", "-C", *target], cwd=folder, env=environment, check=True)

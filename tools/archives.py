@@ -55,8 +55,8 @@ class Question(NamedTuple):
     # True for the user space of a driver branch that may be retired. A branch is retired if its packages install those
     # of another branch. The role refuses such a branch, so this is no fault.
     retires: bool = False
-    # True for signed modules. It is no fault if the newest kernel has none, because the role then builds modules by
-    # DKMS, with another set of packages.
+    # True for signed modules. It is no fault if the newest kernel has no signed modules, because the role then builds
+    # modules by DKMS, with another set of packages.
     signed: bool = False
 
 

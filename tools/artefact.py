@@ -5,11 +5,11 @@ It includes everything that a controller would otherwise have to compile or down
 
     python tools/artefact.py [--out .build/artefact] [--platforms "3.11-x86_64 3.12-aarch64"] [--scheduler none]
 
-The artefact's folder prebuilt/ holds the library's archive for each architecture with an installed compiler. It also
-holds the wheels of the device plugin and its dependencies for each platform, which is a host's Python and architecture.
-prebuilt/scheduler/ holds the wheels of the scheduler for the Python of its image. prebuilt/sbom.cdx.json lists all of
-them. The build uses a clean export of the working tree, never the tree itself. The same sources, compilers and lock
-file give the same bytes. Prints the path of the artefact and its SHA-256.
+The artefact's folder prebuilt/ holds the archive of libvgpu.so for each architecture with an installed compiler. It
+also holds the wheels of the device plugin and its dependencies for each platform, a host's Python and architecture.
+prebuilt/scheduler/ holds the wheels of the scheduler for the Python of its image. prebuilt/sbom.cdx.json lists all
+these files. The build uses a clean export of the working tree, never the tree itself. The same sources, compilers
+and lock file give the same bytes. Prints the path of the artefact and its SHA-256.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import sbom
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-# The default platforms: the Pythons of Debian 12, of Ubuntu 24.04 and RHEL 9 and 10, of Debian 13, and of Ubuntu 26.04.
+# The Pythons of the default platforms: of Debian 12; of Ubuntu 24.04 and RHEL 9 and 10; of Debian 13; of Ubuntu 26.04.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 COMPILERS = {"x86_64": "x86_64-linux-gnu-gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 PLATFORMS = tuple(f"{python}-{arch}" for arch in COMPILERS for python in PYTHONS)
@@ -178,7 +178,7 @@ def source_version(tree: Path, names: list[str]) -> str:
 
 
 def normalise(artefact: Path) -> None:
-    """Rewrites the artefact with sorted files and one time.
+    """Rewrites the artefact with sorted files and one modification time.
 
     ansible-galaxy writes the files in the order of the file system, which differs between builds.
     """

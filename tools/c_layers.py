@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = ("limits", "driver", "account", "process", "context", "memory", "compute", "shown", "routes", "events")
-# Packages that may have loops. In the package routes, the table of replaced functions contains functions that search
-# this table.
+# Packages whose files may form loops. In the package routes, for example, the table of replaced functions contains
+# functions that search this table.
 LOOPS = ("account", "memory", "compute", "routes")
 
 

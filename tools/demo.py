@@ -56,7 +56,7 @@ class Phase:
         return time.monotonic() - self.started
 
     def start(self) -> None:
-        """Start the command with its output in the log."""
+        """Starts the command with its output in the log."""
         self.started = time.monotonic()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -70,13 +70,13 @@ class Phase:
             )
 
     def stop(self) -> None:
-        """Terminate the command and its child processes."""
+        """Terminates the command and its child processes."""
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
             self.process.wait()
 
     def failure(self, code: int) -> PhaseFailed:
-        """Return the error of this phase, with the path and the last lines of its log."""
+        """Returns the error of this phase, with the path and the last lines of its log."""
         lines = self.log.read_text(errors="replace").splitlines()[-25:]
         return PhaseFailed(
             f"phase {self.name} failed after {self.seconds:.0f} s: `{' '.join(self.command)}`: status {code}.\n"
@@ -85,7 +85,7 @@ class Phase:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of all phases: our programs first, our podman settings, no flags of an outer make."""
+    """Returns the environment of all phases: our programs first, our podman settings, no flags of an outer make."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     return {
         **inherited,
@@ -108,11 +108,11 @@ class Demo:
         self.started = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print one line with the seconds since the beginning."""
+        """Prints one line with the seconds since the start."""
         print(f"[{time.monotonic() - self.started:4.0f} s] {text}", flush=True)
 
     def together(self, phases: list[Phase]) -> None:
-        """Run phases concurrently; the first failed phase terminates the others."""
+        """Runs phases concurrently; the first failed phase terminates the others."""
         for phase in phases:
             self.say(f"{phase.name}: {phase.what}")
             phase.start()
@@ -138,7 +138,7 @@ class Demo:
                 phase.stop()
 
     def shown(self, phase: Phase) -> None:
-        """Run a playbook; print its important lines at once and write its whole output to the log."""
+        """Runs a playbook; prints its important lines at once and writes its whole output to the log."""
         self.say(f"{phase.name}: {phase.what}")
         phase.start()
         filtered = play_lines.PlayLines(str(phase.log.relative_to(ROOT)))
@@ -165,7 +165,7 @@ class Demo:
         self.say(f"{phase.name}: done in {phase.seconds:.0f} s")
 
     def up(self) -> None:
-        """Start the three hosts and turn them into verified nodes."""
+        """Starts the three hosts and turns them into verified nodes."""
         LOGS.mkdir(parents=True, exist_ok=True)
         hostctl = str(HOSTS / "hostctl")
         # These phases run concurrently, because the environment mostly waits for the network, the image mostly for the
@@ -201,7 +201,7 @@ class Demo:
         self.ending()
 
     def smi(self) -> None:
-        """Show NVIDIA's own nvidia-smi on a host and inside one of its slices."""
+        """Shows NVIDIA's own nvidia-smi on a host and inside one of its slices."""
         host = simpodman.Host(PROJECT, NAMES[0])
         self.say(f"nvidia-smi: run on {host.name}, and in a container with a slice on this host")
         (LOGS / "nvidia-smi.log").touch()
@@ -220,7 +220,7 @@ class Demo:
         print(text, flush=True)
 
     def ending(self) -> None:
-        """Print the result and the next commands to try."""
+        """Prints the result and the next commands to try."""
         seconds = time.monotonic() - self.started
         host = simpodman.Host(PROJECT, NAMES[0]).container
         print(
@@ -241,7 +241,7 @@ class Demo:
 
 
 def beside(left_title: str, left: str, right_title: str, right: str) -> str:
-    """Return two texts side by side, or one above the other if the terminal is too narrow."""
+    """Returns two texts side by side, or one above the other if the terminal is too narrow."""
     lines, others = [left_title, *left.rstrip().splitlines()], [right_title, *right.rstrip().splitlines()]
     width, other = max(map(len, lines)), max(map(len, others))
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < width + other + 3:
@@ -252,7 +252,7 @@ def beside(left_title: str, left: str, right_title: str, right: str) -> str:
 
 
 def down() -> None:
-    """Remove hosts, volumes, the image in podman and the logs. `make clean` removes the build products in .build."""
+    """Removes hosts, volumes, the image in podman and the logs. `make clean` removes the build products in .build."""
     code = subprocess.run([str(HOSTS / "hostctl"), "down", "--project", PROJECT, "--image"], check=False).returncode
     if code != 0:
         raise PhaseFailed(f"phase down failed: hostctl ended with status {code}; its output is above")
@@ -260,7 +260,7 @@ def down() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `up` or `down`."""
+    """Runs `up` or `down`."""
     if arguments not in (["up"], ["down"]):
         print("usage: tools/demo.sh [up|down]", file=sys.stderr)
         return 2

@@ -4,8 +4,8 @@ group and its minutes.
 
 A lane is a list of gates that run one after the other; lanes run concurrently. Every run runs ``GATES`` in this order;
 within a lane the gates that fail most often come first. With ``--group turn`` a run also runs the sweeps of one group,
-so ``GROUPS`` consecutive commits run all groups. Sweeps without a group take too long for such a run. docs/gates.md has
-the measurements.
+so ``GROUPS`` consecutive commits run all groups. Sweeps without a group take too long for such a run, or fail for
+reasons outside the commit. docs/gates.md has the measurements.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def molecule(scenario: str, minutes: int, group: int | None = None) -> Gate:
 
 
 def make(target: str, lane: str, minutes: int) -> Gate:
-    """Returns a sweep that runs a target of the Makefile, which prepares more than the gates need."""
+    """Returns a sweep that runs a target of the Makefile. The target prepares more than the gates need."""
     return Gate(target, {f"make {target}": ["make", "--no-print-directory", target]}, lane=lane, minutes=minutes)
 
 

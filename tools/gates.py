@@ -36,7 +36,7 @@ printing = threading.Lock()
 
 
 def say(text: str) -> None:
-    """Print a text under a lock, because all lanes print at the same time."""
+    """Prints a text under a lock, because all lanes print at the same time."""
     with printing:
         print(text, flush=True)
 
@@ -45,13 +45,13 @@ def say(text: str) -> None:
 
 
 def git(root: Path, *words: str) -> str:
-    """Return the output of a git command, or "" if it fails."""
+    """Returns the output of a git command, or "" if it fails."""
     done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def group_of_commit(root: Path) -> int:
-    """Return the group for this commit: the number of commits modulo ``GROUPS``, or 0 in a shallow clone."""
+    """Returns the group for this commit: the number of commits modulo ``GROUPS``, or 0 in a shallow clone."""
     count = git(root, "rev-list", "--count", "HEAD")
     if not count or git(root, "rev-parse", "--is-shallow-repository") != "false":
         return 0
@@ -59,7 +59,7 @@ def group_of_commit(root: Path) -> int:
 
 
 def choose(names: list[str], group: str) -> list[Gate]:
-    """Return the named gates, or else ``GATES`` and the sweeps of ``group``: "", a number, "turn" or "all"."""
+    """Returns the named gates, or else ``GATES`` and the sweeps of ``group``: "", a number, "turn" or "all"."""
     if names:
         return [gate for gate in GATES + SWEEPS if gate.name in names]
     if group == "all":
@@ -69,12 +69,12 @@ def choose(names: list[str], group: str) -> list[Gate]:
 
 
 def in_lanes(gates: list[Gate]) -> list[list[Gate]]:
-    """Return a list of gates for each lane that has gates."""
+    """Returns a list of gates for each lane that has gates."""
     return [lane for name in LANES if (lane := [gate for gate in gates if gate.lane == name])]
 
 
 def listing() -> list[str]:
-    """Return lines with the gates of each group by lane, and the minutes of its longest lane, gates included."""
+    """Returns lines with the gates of each group by lane, and the minutes of the group's longest lane with gates."""
     lines = []
     for title, gates in [
         ("every run", GATES),
@@ -94,12 +94,12 @@ def listing() -> list[str]:
 
 
 def log_of(title: str) -> Path:
-    """Return the log file of the command with this title."""
+    """Returns the log file of the command with this title."""
     return LOGS / (title.replace(" ", "-").replace("/", "-") + ".log")
 
 
 def run(title: str, command: list[str], lines: int = 60) -> bool:
-    """Run one command with its output in a log file; show the log's last lines when it fails."""
+    """Runs one command with its output in a log file; shows the log's last lines when it fails."""
     log = log_of(title)
     started = time.monotonic()
     with log.open("wb") as output:
@@ -124,13 +124,13 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
-        """Add the results of another outcome to this one."""
+        """Adds the results of another outcome to this one."""
         self.passed += other.passed
         self.failures += other.failures
 
 
 def read_report(report: Path, folder: str) -> tuple[Outcome, list[str]]:
-    """Return the results of a JUnit report and the reasons of skipped tests; show where each failed test failed."""
+    """Returns the results of a JUnit report and the reasons of skipped tests; shows where each failed test failed."""
     outcome = Outcome()
     skipped = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
@@ -149,7 +149,7 @@ def read_report(report: Path, folder: str) -> tuple[Outcome, list[str]]:
 
 
 def run_tests(folder: str, options: list[str]) -> Outcome:
-    """Run pytest in one folder and count its tests; a run without a test counts as failed."""
+    """Runs pytest in one folder and counts its tests; a run without a test counts as failed."""
     title = " ".join([folder, *(option for option in options if not option.startswith("--ignore"))])
     report = log_of(title).with_suffix(".xml")
     report.unlink(missing_ok=True)
@@ -168,7 +168,7 @@ def run_tests(folder: str, options: list[str]) -> Outcome:
 
 
 def run_gates(gates: list[Gate]) -> Outcome:
-    """Run gates one after the other."""
+    """Runs gates one after the other."""
     outcome = Outcome()
     for gate in gates:
         say(f"{gate.name}: started")
@@ -180,7 +180,7 @@ def run_gates(gates: list[Gate]) -> Outcome:
 
 
 def run_lanes(gates: list[Gate]) -> Outcome:
-    """Build the C programs, then run the lanes concurrently."""
+    """Builds the C programs, then runs the lanes concurrently."""
     outcome = run_gates([BUILD_GATE])
     lanes = in_lanes(gates)
     with ThreadPoolExecutor(len(lanes)) as pool:
@@ -190,7 +190,7 @@ def run_lanes(gates: list[Gate]) -> Outcome:
 
 
 def say_left_out(gates: list[Gate]) -> None:
-    """Print each sweep that is not in ``gates``, with the command that runs it."""
+    """Prints each sweep that is not in ``gates``, with the command that runs it."""
     for gate in SWEEPS:
         if gate not in gates:
             where = "it is in no group" if gate.group is None else f"`make test GROUP={gate.group}` runs its group"
@@ -198,7 +198,7 @@ def say_left_out(gates: list[Gate]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the chosen gates; the exit status is 1 after a failure, 2 for a wrong command line."""
+    """Runs the chosen gates; the exit status is 1 after a failure, 2 for a wrong command line."""
     known = [gate.name for gate in GATES + SWEEPS]
     parser = argparse.ArgumentParser(prog="tools/gates.py", usage="%(prog)s [--list] [--group GROUP] [NAME ...]")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"gates and sweeps to run: {', '.join(known)}")

@@ -3,8 +3,8 @@
 
     python tools/images.py [--registry localhost] [--only vgpu-device-plugin] [--out .build/images] [--engine podman]
 
-The device plugin's image also contains the library and the arbiter. An image's version is computed from its sources, as
-in the roles. Prints the names and the files of the images.
+The device plugin's image also contains libvgpu.so and the arbiter (the service that divides GPU time). An image's
+version is computed from its sources, as in the roles. Prints the names and the files of the images.
 """
 
 from __future__ import annotations

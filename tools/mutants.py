@@ -7,7 +7,7 @@ tests/mutants/targets.yml names the files and the tests that must fail. cosmic-r
 change) in an export of the working tree; the lock file pins the version of cosmic-ray. --count 0 tests all mutants;
 otherwise the seed selects them. Results are stored in .build/mutants/results.jsonl, so a second run with the same
 sources continues where the first stopped.
-tests/mutants/equivalent.yml lists survivors that change no behaviour, with the reason.
+tests/mutants/equivalent.yml lists survivors (mutants that no test notices) that change no behaviour, with the reason.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from cosmic_ray.mutating import mutate_code
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".build" / "mutants"
-# An operator is replaced only by these operators: those that change a boundary, and the opposite. ``|`` is mostly left
-# out, because it is usually part of a type annotation.
+# The replacements of binary and comparison operators: each changes a boundary (< to <=) or takes an opposite operator
+# (+ to -). ``|`` is not replaced, because it is usually part of a type annotation.
 REPLACED = {
     "ReplaceBinaryOperator": [
         "Add_Sub",
@@ -111,8 +111,8 @@ def mutants(only: str) -> list[Mutant]:
 
 
 def possible(source: str, operator: str, instance: Any, number: int) -> bool:
-    """Returns whether cosmic-ray can make this change. It fails for a name with a dot in a tuple of exceptions, such as
-    ``except (OSError, subprocess.TimeoutExpired)``.
+    """Returns whether cosmic-ray can make this change. It cannot for a name with a dot in a tuple of exceptions,
+    such as ``except (OSError, subprocess.TimeoutExpired)``.
     """
     if not operator.endswith("/ExceptionReplacer"):
         return True

@@ -122,8 +122,8 @@ def build() -> str:
     shutil.rmtree(site, ignore_errors=True)
     rst.mkdir(parents=True, mode=0o755)
     done = run("antsibull-docs", "collection", "--use-current", "--squash-hierarchy", f"--dest-dir={rst}", "vgpu.fleet")
-    # Search the pages for errors. If antsibull-docs cannot make a page, it writes a page with an error message and
-    # still returns 0.
+    # Any output is a fault: antsibull-docs returns 0 even if it cannot make a page and writes a page with an error
+    # message instead.
     said = done.stdout.strip()
     if done.returncode or said:
         return said or f"antsibull-docs: exit status {done.returncode}"

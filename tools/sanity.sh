@@ -14,8 +14,8 @@ git -C "$copy" init -q -b main
 git -C "$copy" add -A
 
 # Without containers ansible-test downloads a pip bootstrap from a server of Ansible, which an air-gapped or filtered
-# machine cannot reach. These scripts install the same pip from PyPI, under the names that ansible-test expects in its
-# cache.
+# machine cannot reach. The scripts made here install the same pip from PyPI, under the names that ansible-test expects
+# in its cache.
 export HOME="$root/.build/sanity/home"
 cache="$HOME/.ansible/test/cache"
 mkdir -p "$cache"

@@ -35,7 +35,7 @@ class SbomError(ValueError):
 
 
 def write(prebuilt: Path, version: str, built: datetime) -> Path:
-    """Write ``prebuilt``/sbom.cdx.json for the collection of ``version``; returns its path. Raises SbomError."""
+    """Writes ``prebuilt``/sbom.cdx.json for the collection of ``version``; returns its path. Raises SbomError."""
     root = Component(
         type=ComponentType.APPLICATION,
         name="vgpu.fleet",

@@ -84,8 +84,8 @@ def planned(
 
 
 def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:
-    """Returns the result keys that make Ansible add this host to a group. They are those of the module ``group_by``, so
-    no separate task is needed.
+    """Returns the result keys that make Ansible add this host to a group. The module ``group_by`` returns the same
+    keys, so no separate task with it is needed.
     """
     name = groups.get("changed" if steps else "unchanged")
     return {"add_group": name, "parent_groups": ["all"]} if name else {}

@@ -178,8 +178,8 @@ IMAGES = {
 
 
 def image(version: str, there: bool, builder: str, base: str, role: str = "device_plugin") -> list[str]:
-    """Returns a sentence that names the programs that the controller lacks to build a role's image. ``there``: whether
-    the image's file exists; then no sentence is returned.
+    """Returns a sentence that names the programs that the controller lacks to build a role's image. Returns no sentence
+    if the image's file exists (``there``).
     """
     if not version or there:
         return []
@@ -210,9 +210,9 @@ def kubernetes(files: list[str], python: str) -> list[str]:
 
 
 def imports(name: str, python: str) -> bool:
-    """Returns True if an interpreter has a package.
+    """Returns True if a Python interpreter has a package.
 
-    Also True if the interpreter cannot be found: the task that uses the interpreter then fails with a clearer error.
+    Also returns True if there is no such interpreter, because the task that uses it fails with a clearer error.
     """
     if python == sys.executable:
         return importlib.util.find_spec(name) is not None

@@ -68,7 +68,9 @@ def collection_version(root: str) -> str:
 
 
 def sources(root: str, terms: list[str]) -> list[str]:
-    """Returns the files that the terms name or contain, relative to the root, sorted, without build artefacts."""
+    """Returns the files that the terms name, and those in the folders that they name, without build artefacts. The
+    paths are relative to the root and sorted.
+    """
     found = set()
     for term in terms:
         start = os.path.join(root, term)
@@ -85,8 +87,8 @@ def sources(root: str, terms: list[str]) -> list[str]:
 
 
 def digest(root: str, paths: list[str]) -> str:
-    """Returns one SHA-256 over names, lengths and contents; the lengths keep two different trees from giving the same
-    digest.
+    """Returns one SHA-256 over names, lengths and contents. Without the lengths, two different trees could give the
+    same digest.
     """
     total = hashlib.sha256()
     for path in paths:

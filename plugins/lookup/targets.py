@@ -44,10 +44,10 @@ from ansible.plugins.lookup import LookupBase
 
 @functools.cache
 def freeze_in_forks():
-    """Keeps the garbage collector of each process that Ansible forks away from the objects that existed before.
+    """Makes the garbage collector of each process that Ansible forks ignore the objects of the parent process.
 
-    Ansible forks a process for each task and host. The collector would write to all objects of the parent, so the
-    kernel would copy the memory pages that hold them. The parent's own collector goes on as usual.
+    Ansible forks a process for each task and host. Otherwise the collector would write to all these objects, so the
+    kernel would copy their memory pages. The parent's own collector goes on as usual.
     """
     os.register_at_fork(after_in_child=gc.freeze)
 

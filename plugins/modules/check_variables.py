@@ -14,7 +14,7 @@ version_added: 0.1.0
 description:
   - Runs on the controller alone and makes no remote call. Run it once for a play, with C(run_once).
   - Checks every variable that starts with C(vgpu_), every variable of the roles of this collection, and every probable
-    typing error (a name one letter away from such a name). It checks the inventory, the play and the command line.
+    typing error (a name very near to such a name). It checks the inventory, the play and the command line.
   - Fails for an unknown name, a value of the wrong type, a value that is not one of the choices or is out of range, and
     values that do not fit each other. The error names each mistake once, with the variable, its setter, file and line,
     and the hosts.

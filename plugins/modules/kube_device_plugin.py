@@ -140,10 +140,11 @@ from ..module_utils.kube import (
     version as kube_version,
 )
 
-# Longest wait in seconds until the DaemonSet controller has observed a change. A pod that is deleted before that would
-# be created again with the old template.
+# Longest wait in seconds until the DaemonSet controller has observed a change. If a pod were deleted earlier, the
+# controller would create it again from the old template.
 SEEN = 60
-# Longest wait in seconds until a deleted pod is gone. Its program has ten seconds to stop and still serves requests.
+# Longest wait in seconds until a deleted pod is gone. The program in it has ten seconds to stop, and serves requests
+# until it stops.
 GONE = 60
 
 

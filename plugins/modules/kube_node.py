@@ -115,7 +115,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
 
 
 def result(cordoned: bool, evicted: list, state: str) -> dict:
-    """Returns the module's result. ``cordoned``: this call changed the node to ``state``."""
+    """Returns the module's result. ``cordoned``: whether this call changed the node to ``state``."""
     other = {"unschedulable": "schedulable", "schedulable": "unschedulable"}[state]
     before = other if cordoned else state
     shown = "".join(f"pod {pod}\n" for pod in evicted)
@@ -139,8 +139,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     if not module.params["name"]:
-        # Refuse an empty name, because with it the API server would return the list of all nodes, and the pods that run
-        # on no node.
+        # Refuse an empty name, because the API server would answer with the list of all nodes, and with the pods that
+        # run on no node.
         module.fail_json(
             msg="name: expected the name of a node, found nothing; nothing was changed; "
             "set device_plugin_node_name of the host, or run the role preflight first, which asks the host"

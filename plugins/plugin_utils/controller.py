@@ -49,7 +49,7 @@ def lacks(name: str, version: str, python: str, arch: str, folders: list[str], c
 
 
 def _loaded(path: str) -> Any:
-    """Imports a program of the collection by its path. Raises ImportError if it cannot be loaded."""
+    """Imports a program of the collection from a file. Raises ImportError if the file cannot be loaded."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[: -len(".py")], path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded as a module")

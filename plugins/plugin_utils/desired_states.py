@@ -19,8 +19,8 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_check import C
 
 def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
     """Returns the desired state of the task's host, or {}. check_variables registered the states of all hosts in the
-    variable ``name``. The task passes only that name, because Ansible would evaluate the whole value again for each
-    host.
+    variable ``name``. The task passes only that name, because Ansible would evaluate the value of an argument again for
+    each host.
     """
     checked = task_vars.get(str(name or ""))
     host = task_vars.get("inventory_hostname", "")
@@ -31,8 +31,8 @@ def of_check(name: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
 
 
 class DesiredStates:
-    """Collects the desired state of each kind of host (hosts with equal variables). A role is part of it if the play
-    uses the role (then ``check.here`` has its state) or if the host sets its state.
+    """Collects the desired state of each kind of host (hosts with equal variables). The desired state contains a role
+    if the play uses the role (in which case ``check.here`` has the role's state), or if the host sets the role's state.
     """
 
     def __init__(self, check: Check) -> None:

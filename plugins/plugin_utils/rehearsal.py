@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans a rehearsal, a run of the playbooks on simulated hosts that replace the hosts of an inventory. The plan has
-their GPUs and variables. Some variables are replaced, so that a rehearsal reaches no real host, cluster or network. The
-functions do no I/O and are used on the controller only.
+"""Plans a rehearsal, a run of the playbooks on simulated hosts that replace the hosts of an inventory. The plan has the
+GPUs and variables of the simulated hosts. It replaces some variables, so that a rehearsal reaches no real host, cluster
+or network. The functions do no I/O and are used on the controller only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "ansible_user": "root",
         "ansible_become": False,
         "ansible_python_interpreter": "/usr/bin/python3",
-        # A simulated host is a container without an own kernel and without a network, so packages come from a
+        # A simulated host is a container without its own kernel and without a network, so packages come from a
         # repository in its files.
         "nvidia_driver_kernel_module": "none",
         "nvidia_driver_source": "distribution",

@@ -15,7 +15,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan.plan import COLLEC
 VALID = (*ROLES, VERIFY)
 # Ansible's special tags.
 SPECIAL = ("all", "tagged", "untagged", "always", "never")
-# The tag of the plan's step whose tag is not its name.
+# Maps the only step of a plan whose tag differs from its name to this tag.
 OF_STEP = {COLLECT: "vcuda"}
 
 
@@ -23,7 +23,7 @@ def mistyped(task_vars: dict[str, Any], inherited: Iterable[str]) -> list[str]:
     """Returns a sentence for each selected tag that is near to a valid one.
 
     A tag that is near to none may belong to a user's own playbook that imports ours. ``inherited`` are the tags of the
-    calling task. They include the tags that such a playbook gave to the import, so these are valid too.
+    calling task. They include the tags that such a playbook gave to the import. So these tags are valid too.
     """
     known = {*VALID, *SPECIAL, *inherited}
     given = [*task_vars.get("ansible_run_tags", ()), *task_vars.get("ansible_skip_tags", ())]
@@ -32,7 +32,7 @@ def mistyped(task_vars: dict[str, Any], inherited: Iterable[str]) -> list[str]:
 
 
 def unselected(steps: Iterable[str], task_vars: dict[str, Any], inherited: Iterable[str]) -> list[str]:
-    """Returns a line if --tags selects none of the plan's steps. ``steps``: their names."""
+    """Returns a line if --tags selects none of the plan's steps. ``steps``: the names of the plan's steps."""
     selected = [str(tag) for tag in task_vars.get("ansible_run_tags", ["all"])]
     tags = {OF_STEP.get(role, role) for role in steps}
     if not tags or {"all", "tagged", *tags, *inherited} & set(selected):

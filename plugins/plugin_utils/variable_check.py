@@ -38,7 +38,7 @@ NAMED_HOSTS = 3
 
 
 class Kin(NamedTuple):
-    """Describes one kind of hosts. Their variables of this collection (``ours``) are equal. ``variables``: all
+    """Describes one kind of hosts: hosts with equal variables of this collection (``ours``). ``variables``: all
     variables of the first of these hosts.
     """
 

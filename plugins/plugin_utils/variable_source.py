@@ -14,7 +14,7 @@ from ansible.utils.vars import load_extra_vars
 from ansible.vars.plugins import get_vars_from_inventory_sources, get_vars_from_path
 
 try:
-    # A private class of ansible-core, which a later version may not have. Then the messages omit file and line.
+    # A private class of ansible-core. If a later version does not have it, the messages omit file and line.
     from ansible._internal._datatag._tags import Origin
 except ImportError:
     Origin = None
@@ -138,7 +138,9 @@ class Sources:
         return self._of[key]
 
     def _written(self, name: str) -> str:
-        """Searches INI inventories for a variable's file and line, which ansible-core before 2.19 does not record."""
+        """Searches INI inventories for a variable's file and line, because ansible-core before 2.19 does not record
+        these.
+        """
         found = []
         for path in self.paths:
             if not os.path.isfile(path) or os.access(path, os.X_OK):

@@ -125,7 +125,7 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
 
     @contextlib.contextmanager
     def crowd(self, library: str, count: int):
-        """Runs ``count`` other processes of the container, each with a context and a block, during the with block."""
+        """Runs ``count`` other processes of the container, each with a context and an allocation, meanwhile."""
         if not count:
             yield
             return

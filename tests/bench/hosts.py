@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how many remote calls and seconds site.yml takes, by the number of hosts.
 
-A first run sets up bare hosts; a later run changes nothing. A gate limits the calls of the busiest host. Seconds and
-growth are only reported, because other programs run on the machine.
+A first run sets up bare hosts; a later run changes nothing. A gate (a required bound) limits the calls of the
+busiest host. Seconds and growth are only reported, because other programs run on the machine.
 
     python tests/bench/hosts.py                     first and second run on 3 hosts, then with 10 and 30 names for them
     python tests/bench/hosts.py --first 3,10,30     first and second runs on as many hosts; needs memory for thirty
@@ -44,7 +44,7 @@ MOST_FIRST, MOST_AGAIN = 45, 2
 
 @dataclass
 class Row:
-    """One run: number of hosts, seconds of the whole run, calls of the busiest and of the least busy host."""
+    """One run: hosts, seconds of the whole run, calls of the busiest and of the least busy host, changed tasks."""
 
     run: str
     hosts: int
@@ -79,7 +79,7 @@ def inventory(folder: Path, names: dict[str, str]) -> Path:
 
 
 def run(what: str, place: Path, folder: Path, *options: str) -> Row:
-    """Run site.yml and count the remote calls of each host."""
+    """Runs site.yml and counts the remote calls of each host."""
     report = folder / "calls.json"
     report.unlink(missing_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
@@ -152,14 +152,14 @@ def measure(first: list[int], again: list[int], folder: Path, rows: list[Row]) -
 
 
 def keep(rows: list[Row]) -> None:
-    """Write the rows to a file (KEPT), also after a run that ended early."""
+    """Writes the rows to a file (KEPT), also after a run that ended early."""
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     KEPT.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 def growth(rows: list[Row], first: bool) -> None:
-    """Print how seconds and calls grow from the fewest hosts to the most. There is no gate, because on a busy machine a
-    host that starts slowly needs more calls.
+    """Prints how seconds and calls grow from the fewest hosts to the most. There is no gate, because on a busy machine
+    a host that starts slowly needs more calls.
     """
     kind = sorted((row for row in rows if row.run.startswith("first") == first), key=lambda row: row.hosts)
     if len(kind) < 2:

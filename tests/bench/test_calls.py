@@ -47,7 +47,7 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
     return Cost(ours[0] - bare[0], ours[1] - bare[1], ours[3] - bare[3], ours[2], ours[4], ours[5] - bare[5])
 
 
-ROUNDS = 3  # Measurements alternate between bare and with the library, because other programs run.
+ROUNDS = 3  # Each round measures without and with the library, so both see a similar load of other programs.
 
 # Call → number of calls in a measured block. For launches it is a quarter of the number of launches between two fences
 # (timing events by which the library measures GPU time), so that most blocks contain no fence.
@@ -185,7 +185,7 @@ def test_cost_of_the_pair_does_not_grow_with_other_processes(bench: Bench, sizes
     found, naive = {}, {}
     for others in counts:
         # Contexts do not count against the limit here. Otherwise each of a thousand processes would read the simulated
-        # NVML and take two slots of the ledger.
+        # NVML and take two slots of the ledger (the file of charged memory).
         bench.write_limits(16000 << 20, count_context=False)
         with bench.crowd(LIBRARY, others):
             found[others] = cost(bench, LIBRARY, "link", "pair", sizes["calls"])

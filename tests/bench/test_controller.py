@@ -2,9 +2,9 @@
 """Measures how the CPU seconds of the controller (the machine that runs Ansible) depend on the number of hosts. The
 hosts do not exist; a table of their results replaces them.
 
-The gate is that CPU seconds grow at most 1.1 times as fast as the number of hosts. The negative control is a play in
-which every host evaluates an expression over all hosts, as site.yml once did. tests/integration/test_fleet_runs.py has
-the gate on the number of tasks per host.
+The gate (required bound) is that CPU seconds grow at most 1.1 times as fast as the number of hosts. The negative
+control is a play in which every host evaluates an expression over all hosts, as site.yml once did.
+tests/integration/test_fleet_runs.py has the gate on the number of tasks per host.
 """
 
 from __future__ import annotations

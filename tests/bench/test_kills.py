@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills processes of a container at any moment. Afterwards all memory of the killed process must be free again, and the
-container's other processes must make progress."""
+"""Kills processes of a container at random moments. Afterwards all memory of the killed process must be free again, and
+the container's other processes must make progress."""
 
 from __future__ import annotations
 

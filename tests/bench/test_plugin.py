@@ -138,8 +138,8 @@ def test_time_until_the_kubelet_has_all_slices(served):
 def test_memory_and_load_when_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
-    # The plugin's first housekeeping raises the timer slack of gRPC's threads, so that they wake together. Measure
-    # after it.
+    # The plugin's first housekeeping raises the timer slack of gRPC's threads, so that they wake together. The
+    # measurement starts after this housekeeping.
     world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")
     resident = next(
         int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the time that the scheduler extender takes to answer the kube-scheduler's requests filter and prioritize for
-one pod with thousands of nodes. Gates are ratios of times within one run."""
+one pod with thousands of nodes. Gates (required bounds) are ratios of times within one run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def told(found: dict) -> str:
 
 
 def test_time_of_a_pod_with_few_and_many_pods_on_a_node(load, row, sizes):
-    """Existing pods cost little: the ledger stores sums and does not add up pods at each call."""
+    """Existing pods cost little: the ledger (the record of pods) stores sums and does not add up pods at each call."""
     # Alternating runs and the best of three: other load of the machine must not count as the cost of pods.
     rounds = [[load(1000, pods, sizes["scheduled"]) for pods in (1, 20)] for again in range(3)]
     empty, full = (min(found, key=lambda one: one["p50"]) for found in zip(*rounds, strict=True))

@@ -102,8 +102,8 @@ def test_shares_of_tenants_together(model, sizes: dict, row) -> None:
 
 
 def settled(result: dict, before: int, after: int) -> bool:
-    """Returns whether the measured share follows the change of the limit, which is made at second 6, within half a
-    second. ``before`` and ``after`` are the shares in percent."""
+    """Returns whether the measured share follows a change of the limit within half a second. The limit changes at
+    second 6. ``before`` and ``after`` are the shares in percent."""
     series = result["tenants"][0]["series"]  # The series has one value for each tenth of a second.
     return abs(sum(series[65:75]) / 10 - after) <= 2.0 and abs(sum(series[50:60]) / 10 - before) <= 2.0
 
@@ -208,7 +208,7 @@ def test_shares_of_two_tenants_in_real_time(node: tuple, sizes: dict, row) -> No
     )
 
 
-MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # Two durations of kernels in microseconds; share in percent.
+MIX, CONSTANT, PERCENT = "20..5000", "1000", 20  # Durations of kernels in us: a range and one length. Share in percent.
 
 
 def test_mixed_kernels_in_real_time(node: tuple, sizes: dict, row) -> None:
@@ -219,7 +219,7 @@ def test_mixed_kernels_in_real_time(node: tuple, sizes: dict, row) -> None:
     def got(us: str, policy: str) -> float:
         container = shares.Container(one, f"{policy}-{us}", PERCENT, core_policy=policy)
         process = container.start(us=us)
-        time.sleep(3)  # Until then the library has learned that the kernel's duration varies.
+        time.sleep(3)  # Meanwhile the library learns how much the kernel's duration varies.
         limited = policy == "force"
         [found] = one.judged([process], lambda got: 15 <= got[0] <= 25 or not limited, 2 + sizes["seconds"])
         process.kill()

@@ -13,8 +13,8 @@ from test_calls import Cost, cost
 
 
 def started(bench: Bench, library: str) -> tuple[Cost, float, float]:
-    """Returns what a start with the library costs more than a start without it, and the milliseconds of a start without
-    and with the library (minimum of 9)."""
+    """Returns three values: the additional cost of a start with the library (instructions, system calls), and the
+    milliseconds of a start without and with the library, each the minimum of 9 starts."""
     one = cost(bench, library, "link", "start", 1)
     times = [min(bench.run("crowd", which, 1, "start")[0][3] for _unused in range(9)) for which in (BARE, library)]
     return one, times[0] / 1000, times[1] / 1000

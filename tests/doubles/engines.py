@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates scripts that replace the clients of docker, podman and containerd. Also defines run ids of isolation checks,
-which are runs that try to exceed limits on a node. These runs have ended; tests remove the files that such a run left.
+"""Creates scripts that replace the clients of docker, podman and containerd. Also defines ids of ended runs of the
+isolation check (attempts to exceed the limits on a node), so that tests can make leftovers of such runs.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ real server are simulated:
 - Lists support pages and selectors.
 - A watch ends after timeoutSeconds. If its resourceVersion was compacted, it gets an event ERROR with code 410.
 - A strategic merge patch merges conditions by type.
-- Server-side apply removes the fields that the last apply set and this one does not.
+- Server-side apply removes the fields that the last apply set and the new apply omits.
 - A pod can be bound only once. The annotations of the Binding are copied to the pod.
 - Deleting an object also deletes the objects that it owns.
 """

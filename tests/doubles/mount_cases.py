@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods with and without mounts that conflict with the files by which this project limits containers. One table tests
-both forms of the rule: the rule in Python, and the CEL rule at a real API server (tests/e2e/test_mount_policy.py). The
-expected values are written by hand.
+the rule that refuses such pods in both forms: in Python, and in CEL at a real API server
+(tests/e2e/test_mount_policy.py). The expected values are written by hand.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def test_labelled_node_is_emptied(cluster, installed, before):
 
 
 def test_label_installs_the_node_again_and_empties_it(cluster, installed, before):
-    """After a removal, labels put the plugin on the same node again and remove it again."""
+    """After a removal, the label installs the plugin on the same node again; another value removes it again."""
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=daemonset", "--overwrite")
     serves(cluster, 2)
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")

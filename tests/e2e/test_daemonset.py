@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the device plugin as a DaemonSet that the project's module deploys at the real API server. The image is loaded
-without a registry. Pods get their slices from the plugin's pod, and the plugin's account has only the needed rights.
+without a registry. Pods get their slices (parts of a GPU) from the plugin's pod, and the plugin's account has only the
+needed rights.
 """
 
 from __future__ import annotations

@@ -261,7 +261,8 @@ def events(cluster: Any, one: pods.Pod, reason: str) -> list[dict[str, Any]]:
 
 
 def leased(node: Any, uuid: str) -> str:
-    """Leases a slice and returns its allocation, or "" if none is free yet (up to two minutes after a pod's end)."""
+    """Leases (reserves) a slice. Returns its allocation, or "" if none is free yet. The plugin frees a slice up to two
+    minutes after its pod's end."""
     try:
         return str(node.vgpuctl("lease", "--uuid", uuid, "--ttl", "900")["allocation"])
     except subprocess.CalledProcessError:

@@ -69,7 +69,7 @@ def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> It
 
 
 def pod(cluster: Cluster, name: str, *command: str) -> pods.Pod:
-    """Creates a pod with a slice. It mounts the control groups, which the simulated driver reads in the container."""
+    """Creates a pod with a slice (part of a GPU). Mounts the control groups, which the simulated driver reads there."""
     body = pods.manifest(name, pods.container(list(command)))
     body["spec"]["volumes"].append({"name": "groups", "hostPath": {"path": str(GROUPS), "type": "Directory"}})
     seen = {"name": "groups", "mountPath": str(GROUPS), "readOnly": True}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that pods are refused if they mount a volume over the library's files.
 
-With the admission policy, the real API server refuses them. The test sends each pod of doubles/mount_cases.py as a dry
-run; the same table tests the rule in Python. Without the policy, the device plugin refuses the pods at a real kubelet.
-The project's modules apply the policies.
+With the admission policy, the real API server refuses them. The test sends each pod of the table doubles/mount_cases.py
+as a dry run; the table also tests the rule in Python. Without the policy, the device plugin refuses the pods at a real
+kubelet. The project's modules apply the policies.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def test_check_apply_repeat_undo(open_cluster):
 
 
 def unprivileged(name: str, path: str) -> dict[str, Any]:
-    """Returns an ordinary user's pod with an empty volume over the files of its slice."""
+    """Returns an ordinary user's pod with an empty volume over the files of its slice (part of a GPU)."""
     main = pods.container(["sleep", "60"])
     main["volumeMounts"].append({"name": "over", "mountPath": path})
     main["securityContext"] = {

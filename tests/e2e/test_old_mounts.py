@@ -24,8 +24,8 @@ SPLIT = SLICES = 4
 SLICE = 15360 // SPLIT * MIB
 CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
 OLD_LEDGER, LEDGER = "/run/vgpu/ledger", "/dev/vgpu/0/ledger"
-# The most seconds after which the plugin must have deleted the files of an ended container: one minute of grace and its
-# cleanup interval.
+# Seconds after which the plugin must have deleted the files of an ended container. They cover one minute of grace and
+# the plugin's cleanup interval.
 FORGOTTEN_S = 240
 
 
@@ -68,7 +68,7 @@ def ledgers(one: Pod) -> set[str]:
 
 
 def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
-    """Asserts that this start of the container got exactly its slice, by the container's log and the driver."""
+    """Asserts by the container's log and the driver that this start got exactly its slice (part of a GPU)."""
     until(lambda: "took 1: 2\n" in one.logs().get(start, ""), f"container start {start} that allocates its whole slice")
     assert f"total {SLICE}\n" in one.logs()[start]
     usage = node.gpusimctl("usage", "--json")["gpus"]

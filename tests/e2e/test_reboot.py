@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests a power cut of the node and its next boot, with the device plugin or with the kubelet starting first.
 
-The plugin's unit makes systemd start the plugin first. The kubelet starts first if it has another unit, or if the
-plugin waits for the driver. A kubelet that admits a pod while no plugin offers its devices fails the pod permanently
-(kubernetes/kubernetes#125579). Such pods must be reported and use no slice, the node must offer no slice until the
-plugin runs, and replacement pods of a controller must run.
+The plugin's unit makes systemd start the plugin before the unit kubelet.service. The kubelet starts first if its unit
+has another name, or if the plugin waits for the driver. A kubelet that admits a pod while no plugin offers its devices
+fails the pod permanently (kubernetes/kubernetes#125579). Such pods must be reported and use no slice (part of a GPU),
+the node must offer no slice until the plugin runs, and replacement pods of a controller must run.
 """
 
 from __future__ import annotations

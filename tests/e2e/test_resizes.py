@@ -57,7 +57,7 @@ def said(cluster, one, reason, words):
 
 @pytest.fixture
 def pair(machine, pod):  # noqa: F811
-    """Creates a pod that fills its limit, and a neighbour on the same GPU. Returns (pod, pid, neighbour, pid)."""
+    """Creates a pod that fills its limit, and a neighbour on its GPU. Returns (pod, its pid, neighbour, its pid)."""
     _cluster, node = machine
     one = pod("resized", {GPU: 1, MEM: 3000, CORES: 20}, command=FOLLOW).wait_running()
     one.wait_log(r"^follows$")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that no allocation is lost or made twice when kubelet, device plugin and containers are
-killed and restarted."""
+"""Tests that no allocation of a slice (part of a GPU) is lost or made twice when kubelet, device plugin and containers
+are killed and restarted."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Checks the project's ResourceSlices and DeviceClasses with the code of Kubernetes 1.36.
 
 A Go program runs the API server's validation and the scheduler's allocator, which reports the GPU that a ResourceClaim
-gets. The tests need neither a cluster nor its box (tests/e2e); Go builds the program once.
+gets. The tests need neither a cluster nor the box (the namespaces of tests/e2e). Go builds the program once.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def test_a_restarted_container_keeps_its_share(cluster: Cluster, claim: Claim) -
 
 
 def test_a_pod_waits_while_all_gpus_are_full(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
-    """Claims fill two GPUs to the MiB and the next pod waits, until one pod ends."""
+    """Claims fill two GPUs to the last MiB. The next pod waits until one pod ends."""
     if minor(Programs.from_environment()) < 36:
         pytest.skip("the alpha feature of 1.34 allocates no share of a second GPU once the first is full")
     full = [

@@ -2,7 +2,8 @@
 """Tests pods with ResourceClaims during faults, and pods that request a GPU by an extended resource.
 
 The faults are a GPU with an Xid error, a reboot, a killed API server, and an API server without the feature of shared
-devices. In the last test one node offers its GPUs by claims and the other node offers slices of the device plugin.
+devices. In the last test one node offers its GPUs by claims and the other node offers slices (parts of a GPU) of the
+device plugin.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """Measures how long a pod with a ResourceClaim takes to start and how many such pods the kube-scheduler binds per
 second.
 
-The start is compared with pods that get a slice from the device plugin on the same node. The bind rate of the stock
-kube-scheduler is compared with pods that request an extended resource. Both comparisons use one run; the tests print
-the times and assert only the ratios. VGPU_CLAIM_TIMES="pods,nodes,bound" sets other sizes.
+The start is compared with pods that get a slice (part of a GPU) from the device plugin on the same node. The bind rate
+of the stock kube-scheduler is compared with pods that request an extended resource. Both comparisons use one run; the
+tests print the times and assert only the ratios. VGPU_CLAIM_TIMES="pods,nodes,bound" sets other sizes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def seconds_to_running(cluster: Cluster, way: str, n: int) -> float:
 def change(cluster: Cluster, node: GpuNode, way: str) -> None:
     """Makes the node offer its GPUs by claims (``way`` "claim") or by the device plugin ("slice").
 
-    The device plugin's program exits when its configuration changes so; the function starts it again.
+    The device plugin exits at such a change of its configuration, so the function starts it again.
     """
     node.configure(*(CLAIMED if way == "claim" else SLICED))
     until(lambda: not node.plugin.running, "exit of the device plugin after the change of its configuration")
@@ -89,7 +89,7 @@ def sliced(cluster: Cluster, node: GpuNode) -> Iterator[None]:
 
 
 def test_the_time_until_a_container_runs(cluster: Cluster, node: GpuNode, sliced: None) -> None:
-    """Starts one pod at a time: half of the pods with claims, then all pods with slices, then the other half."""
+    """Starts one pod at a time: half of the pods with claims, then all pods with slices, then the rest."""
     took: dict[str, list[float]] = {"claim": [], "slice": []}
     for way, count in (("claim", COUNT // 2), ("slice", COUNT), ("claim", COUNT // 2)):
         if took["claim"]:

@@ -27,8 +27,9 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu
 NODES = "/api/v1/nodes"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
-# Seconds until a waiting pod must be bound once its room is freed. The kube-scheduler may ask the extender before the
-# extender's watch shows the room, most often on a busy machine. It retries such a pod after 60 to 90 s (kube_options).
+# Seconds within which a waiting pod must be bound after other pods have freed what it needs. On a busy machine the
+# kube-scheduler may ask the extender before the extender's watch shows the change. It then retries the pod after 60 to
+# 90 s (kube_options).
 FREED_S = 150.0
 
 

@@ -325,7 +325,7 @@ def test_no_pod_with_a_slice_names_its_node(fleet, tenant, neighbour):
             Try("PATCH", f"{PODS}/waits", {"spec": {"schedulerName": "x"}}, "may not change fields", STRATEGIC),
         ],
     )
-    # By the label or by another scheduler's name, a pod reaches the node, but has no plan and reserves no memory.
+    # A pod with the label or another scheduler's name reaches the node, but has no plan and reserves no memory.
     tenant.create(PODS, gpu_pod("labelled", {GPU: 1, MEM: CARD}, IGNORE, schedulerName="vgpu-scheduler", nodeName="a"))
     tenant.create(PODS, gpu_pod("other", {GPU: 1, MEM: CARD}, schedulerName="other", nodeName="a"))
     for name in ("labelled", "other"):

@@ -39,7 +39,7 @@ def fuzz(program: Path, corpus: Path, seconds: int) -> subprocess.CompletedProce
         f"-artifact_prefix={corpus.parent}/",
         corpus,
     ]
-    # If a tenant damaged the lock of a ledger, a process may wait up to five seconds for it.
+    # A process may wait up to five seconds for the lock of a ledger (file of charged memory) that a tenant damaged.
     return subprocess.run([*command, "-timeout=20"], stderr=subprocess.PIPE, text=True, check=False)
 
 

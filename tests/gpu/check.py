@@ -73,7 +73,7 @@ def work(name: str, options: argparse.Namespace, path: Path) -> int:
 
 
 def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Run one stage as a process group with a time limit. A stopped stage keeps the results that it has stored."""
+    """Runs one stage as a process group with a time limit. A stopped stage keeps the results that it has stored."""
     path = options.folder / f"stage-{name}.json"
     path.unlink(missing_ok=True)
     command = [
@@ -148,7 +148,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> str:
-    """Find the driver and build the programs. Returns the reason if nothing can be measured, else ""."""
+    """Finds the driver and builds the programs. Returns the reason if nothing can be measured, else ""."""
     if not host.compiler() or not (options.library or shutil.which("make")):
         return "this host has no C compiler or no make"
     folder = host.driver_folder()

@@ -58,7 +58,7 @@ def filled(here: host.Host, free: int) -> Iterator[None]:
         hand.start()
         size = here.card.memory()["free"] - free
         if size > 0:
-            # A command of the program hand.c, which keeps the memory until it ends.
+            # The process, which runs the program hand.c, keeps the memory until the end of the with block.
             hand.must(f"get alloc {size // host.MIB * host.MIB}")
         yield
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces spin.c, which launches kernels and stores their times of start and end, in tests: prints and writes without
-delay the output that spin.c has on a real GPU. Each kernel takes its intended time, with a gap of a microsecond, and
-the slice's share is kept exactly in periods of 20 ms. With LAX=1 the share is ignored."""
+"""Replaces spin.c in tests. spin.c launches kernels and stores their times of start and end; this program computes the
+times and at once writes the output that spin.c has on a real GPU. Each kernel takes its intended time, with a gap of a
+microsecond, and the slice's share is kept exactly in periods of 20 ms. With LAX=1 the share is ignored."""
 
 import json
 import os
 import struct
 import sys
 
-SHARE_AT = 128 + 56  # Reads sm_percent of the limits file's first device.
+SHARE_AT = 128 + 56  # Offset of the first device's sm_percent in the limits file.
 GAP = 1000
 TURN = 20_000_000
 

@@ -87,7 +87,7 @@ class Node:
         return {line for line in listing.splitlines() if not any(word in line for word in changing)}
 
     def slices(self) -> int:
-        """Returns the number of slices that the device plugin registered with the kubelet."""
+        """Returns the number of slices (parts of GPUs) that the device plugin registered with the kubelet."""
         text = self.shell("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
         return len(json.loads(text)["Data"]["RegisteredDevices"]["nvidia.com/gpu"])
 

@@ -42,8 +42,8 @@ GROUP = {
     "vgpu_sharing": "vcuda",
     "vgpu_split_count": 7,
 }
-# Runs on the controller with a folder as its argument. It links all programs into this folder, except the compilers,
-# make and pip, which a controller does not need.
+# A program that runs on the controller. Its argument is a folder, into which it links all programs except the
+# compilers, make and pip, which a controller does not need.
 LINKS = r"""
 import pathlib, re, sys
 spared = re.compile(r"(.*-)?(cc|gcc|clang|c[89]9|make|pip)[-0-9.]*")

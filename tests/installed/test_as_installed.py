@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows a new user's steps: install the collection's artefact, run site.yml as a dry run and then twice for real, set
-another number of slices per GPU, upgrade, and tear down. The controller has no compiler, no make, no pip and no package
-index. The tests depend on each other."""
+another number of slices (parts) per GPU, upgrade, and tear down. The controller has no compiler, no make, no pip and no
+package index. The tests depend on each other."""
 
 from __future__ import annotations
 

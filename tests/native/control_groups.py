@@ -26,7 +26,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def group(root):
-    """Yields a function that creates groups below a group for this test. All are removed at the end."""
+    """Yields a function that creates groups below one group for this test. All groups are removed at the end."""
     top = root / f"gpusim-{os.getpid()}-{time.monotonic_ns()}"
 
     def make(name=""):
@@ -36,7 +36,7 @@ def group(root):
 
     make()
     yield make
-    # The program under test may have created groups, so remove all groups that are found.
+    # The program under test may have created groups, so remove all groups below this group.
     for one, _folders, _files in os.walk(top, topdown=False):
         for _attempt in range(100):
             try:

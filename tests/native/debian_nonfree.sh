@@ -1,8 +1,8 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: Apache-2.0
 # Functions for the scripts that fetch NVIDIA's own files for tests. The files are in packages of Debian's section
-# non-free. The functions run apt with separate folders, sources and lists, and with the mirror that this machine's apt
-# uses. They install nothing and do not change the machine's apt.
+# non-free. The functions run apt with their own folders, sources and package lists, but with the mirror that this
+# machine's apt uses. They install nothing and do not change the machine's apt.
 
 unavailable() {
     echo "${0##*/}: $1" >&2

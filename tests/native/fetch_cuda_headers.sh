@@ -5,8 +5,8 @@
 #   fetch_cuda_headers.sh 12|13.0|13.5|newest
 # pip downloads the wheels that cuda_headers.txt pins, and the headers are unpacked into .build/cuda-headers/VERSION/. The
 # last line of output is this folder. Exit status 3 means that the headers are not available on this machine; stderr
-# gives the reason. "newest" fetches NVIDIA's latest headers each time, and nvml.h too. The file `wheels` in the folder
-# names the wheels.
+# gives the reason. "newest" fetches NVIDIA's latest headers at each run, and also nvml.h. The file `wheels` in the
+# folder names the downloaded wheels.
 set -eu
 
 version=${1:?fetch_cuda_headers.sh: name a version of CUDA: 12, 13.0, 13.5 or newest}
@@ -35,7 +35,8 @@ else
     "$python" -m pip -q download --no-deps --only-binary :all: --require-hashes -r "$target.wheel/pinned.txt" \
         -d "$target.wheel" >&2 || unavailable "pip cannot get it"
 fi
-# A wheel is a zip file. The path of its folder "include" depends on the version, so the folder is searched for.
+# A wheel is a zip file. The path of its folder "include" depends on the version, so the script searches for this
+# folder.
 "$python" - "$target.wheel" "$target" <<'EOF'
 import pathlib, sys, zipfile
 wheels, folder = sorted(pathlib.Path(sys.argv[1]).glob("*.whl")), pathlib.Path(sys.argv[2])

@@ -183,7 +183,7 @@ ENVIRONMENT_NOTES = {
     "DP_ENABLE_HEALTHCHECKS": "our plugin reads the same variable; set it in the unit's environment",
 }
 
-# Resource names and labels of pods that get the note below. nvidia.com/gpu is missing: it has the same meaning here.
+# Resource names and labels of pods that get the note below. nvidia.com/gpu needs no note: its meaning is the same here.
 ASKED = (
     "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/cores",
     "nvidia.com/priority", "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count",

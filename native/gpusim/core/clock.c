@@ -90,7 +90,7 @@ static void virtual_sleep(struct sim_state *state, uint64_t when)
     }
     sim_lock();
     if (self->wait_target <= when)
-        /* Another thread that waits for a later instant sets its target again in its loop. */
+        /* Another thread of this process may wait for a later instant. Its loop stores that instant again. */
         self->wait_target = RUNNING;
     sim_unlock();
 }

@@ -220,8 +220,8 @@ void sim_advance(int index, uint64_t now)
                                   sim_slice_ns(index);
         } else {
             /* Only copies are left, or items that wait for the host or another GPU. The end of such a wait is unknown,
-             * so a step is short. The longer the time to simulate, the longer the steps, because a long gap would take
-             * too many short ones. */
+             * so a step is short. It is longer if more time remains, so that a long gap does not take too many
+             * steps. */
             uint64_t step = (now - time) / 64 > SIM_POLL_NS ? (now - time) / 64 : SIM_POLL_NS;
             if (time + step < until)
                 until = time + step;

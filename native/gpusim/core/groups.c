@@ -73,7 +73,7 @@ void sim_groups_of_self(uint64_t groups[SIM_DEPTH])
 }
 
 /* Records which groups lie below the group whose limit is being set. A process in a cgroup namespace sees no group
- * above the namespace's root, so these recorded links are the only way to find the limits of the groups above. */
+ * above the namespace's root, so these recorded links are the only way to find the limits above that root. */
 static void link_below(int folder, uint64_t parent, unsigned depth)
 {
     DIR *list = fdopendir(folder);
@@ -109,7 +109,8 @@ static uint64_t above(uint64_t group)
     return 0;
 }
 
-/* Returns the next group towards the root, first from the list, then from the links; 0 at the end. */
+/* Returns the group at `place` of the list or, after the end of the list, the recorded parent of `last`; 0: there is
+ * none. */
 static uint64_t next_group(const uint64_t groups[SIM_DEPTH], unsigned place, uint64_t last)
 {
     return place < SIM_DEPTH && groups[place] ? groups[place] : last ? above(last) : 0;
@@ -175,7 +176,7 @@ uint64_t sim_group_used(const struct sim_limit *limit)
         if (proc->role != SIM_ROLE_NONE && all > outside && charges(limit, proc->groups))
             bytes += all - outside;
     }
-    for (unsigned i = 0; i < SIM_SHARED; i++) /* Add exported blocks whose exporting process has ended. */
+    for (unsigned i = 0; i < SIM_SHARED; i++) /* Add exported blocks for which no process is charged. */
         if (state->shared[i].used && !state->shared[i].serial && state->shared[i].gpu == (int)limit->gpu &&
             charges(limit, state->shared[i].groups))
             bytes += state->shared[i].bytes;
@@ -309,7 +310,7 @@ static enum sim_group_answer open_group(int gpu, const char *path, struct named 
     return named->idle && state->memacct == SIM_MEMACCT_DMEM ? SIM_GROUP_NOT_FOUND : SIM_GROUP_OK;
 }
 
-/* Memory that a group's processes use when its first limit is set is never charged to the group. */
+/* Memory that a group's processes already use when the group gets its first limit is never charged to the group. */
 static void leave_out_what_is_there(const struct sim_limit *limit)
 {
     struct sim_state *state = sim_self.state;

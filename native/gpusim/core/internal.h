@@ -14,7 +14,7 @@ struct sim_self {
     /* Value that this process stores in the host's lock when it takes the lock: see lock.c. */
     uint32_t word;
     enum sim_role role;
-    /* Serial of the first registration; a forked child keeps it. */
+    /* Serial under which this process or its ancestor first registered; a forked child keeps it. */
     uint64_t creator;
     _Atomic unsigned forks;
 };
@@ -26,7 +26,7 @@ struct sim_gpu_config {
     char name[SIM_NAME], uuid[SIM_UUID];
     uint32_t pci_domain, pci_bus, pci_device;
     bool has_pci;
-    /* Number of /dev/nvidia<minor>. If it is -1, the profile does not set it, and it follows from the index. */
+    /* Number of /dev/nvidia<minor>. -1: the profile does not set the number, so it follows from the GPU's index. */
     int minor;
     uint32_t memory_mib, sm_count, cc_major, cc_minor, context_mib, reserved_mib, numa_node;
     bool has_cc, has_context;

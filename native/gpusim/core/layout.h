@@ -92,7 +92,7 @@ struct sim_interval {
 enum sim_work_kind {
     /* Kernel: runs only while its context has the GPU's time slice. */
     SIM_WORK_KERNEL = 1,
-    /* Copy: runs next to kernels, for cost ns from the moment its stream reaches it. */
+    /* Copy: runs next to kernels, for `remaining` ns from the moment its stream reaches it. */
     SIM_WORK_COPY,
     /* Event record: completes when its stream reaches it. */
     SIM_WORK_MARK,
@@ -116,7 +116,7 @@ struct sim_work {
     /* Time at which the item first ran. */
     uint64_t start;
     uint64_t dep_seq;
-    /* A value of the submitter's own, who gets it back when the entry is overwritten. */
+    /* The submitter's own value. sim_submit() returns it to the submitter when the entry is overwritten. */
     uint64_t tag;
     uint32_t stream;
     uint16_t sms;
@@ -200,7 +200,8 @@ struct sim_past {
 struct sim_shared {
     uint32_t used;
     int32_t gpu;
-    /* Serial of the exporting process; 0 after its release, when no process is charged. */
+    /* Serial of the exporting process; 0 after that process has released the memory or ended, because then no process
+     * is charged. */
     uint64_t serial;
     uint64_t bytes, offset;
     /* The exporting process and its descriptor of the memory file; -1 for a pool, which is not mapped. */
@@ -345,7 +346,7 @@ struct sim_state {
     uint32_t jitter_permille;
     /* Time slice of a context, and cost of a change of context. */
     uint64_t slice_ns, switch_ns;
-    /* Allocations are charged in multiples of so many bytes. */
+    /* Allocations are charged in multiples of this number of bytes. */
     uint64_t granularity;
     /* Speed of copies between host and device. */
     uint64_t copy_bytes_per_ms;
@@ -375,13 +376,13 @@ struct sim_state {
     uint64_t event_count;
     uint64_t past_count;
     uint64_t last_reap;
-    /* The next set of a limit returns success without effect. */
+    /* 1 if the next call that sets a limit returns success without effect. */
     uint32_t drop_next_limit;
-    /* Requests for a dead process are granted. */
+    /* 1 if no group is charged for the memory of a process whose `creator` is dead. */
     uint32_t dead_creators;
-    /* A forked child may use the driver that its parent opened. */
+    /* 1 if a forked child may use the driver that its parent opened. */
     uint32_t forked_children;
-    /* Setting a limit needs no capability. */
+    /* 1 if setting a limit needs no capability. */
     uint32_t anybody_limits;
     uint64_t link_count;
     /* misc: limit that the next group without a limit inherits; 0 for none. */

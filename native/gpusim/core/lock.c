@@ -6,8 +6,8 @@
  * holder by the process's slot (its place in the state's table of processes) and the number of uses of this slot (the
  * generation). A pid or tid cannot identify the holder, because it may be the same in two PID namespaces, and processes
  * of several namespaces share the state. So a robust pthread mutex, whose word is a tid, would not do. After a while a
- * waiter checks by the kernel's lock on the slot whether the holder lives (process.c); if not, the waiter takes the
- * lock and repairs the state.
+ * waiter checks whether the holder lives: the kernel's lock on the holder's slot shows that (process.c). If the holder
+ * is dead, the waiter takes the lock and repairs the state.
  */
 #include "internal.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The model table: the properties of each GPU model as NVML and CUDA report them.
- * memory_mib is the total that NVML reports. context_mib is the memory that one CUDA context takes on driver 535; it
- * differs between driver builds, so a profile may override it, but it is never zero.
+ * The model table: the properties of each GPU model as NVML and CUDA report them. memory_mib is the total that NVML
+ * reports. context_mib is the memory that one CUDA context takes on driver 535; this figure is never zero, and a
+ * profile may override it, because it differs between driver builds.
  */
 #include "models_mig.h"
 

@@ -54,7 +54,7 @@ struct sim_model {
     uint32_t clock_sm_mhz, clock_mem_mhz;
     uint32_t bus_width_bits, l2_bytes, bar1_mib;
     uint32_t pcie_gen, copy_engines;
-    /* True if the board has ECC memory; true if it has a fan. */
+    /* ecc: the board has ECC memory. fan: the board has a fan. */
     bool ecc, fan;
     const struct sim_mig_profile *mig;
     /* Number of GPU-instance profiles; 0 if the model has no MIG. */

@@ -5,8 +5,8 @@
  * ends, so a process is alive if its lock is held; no stored flag is needed.
  *
  * A second, classic POSIX lock on another byte gives the process's pid: F_GETLK returns the holder's pid in the
- * caller's namespace (an OFD lock has no pid), so host and container each see their own numbers. This lock cannot show
- * that the process lives, because closing any descriptor of the file drops it.
+ * caller's namespace (an OFD lock has no pid), so host and container each see their own numbers. The POSIX lock cannot
+ * show that the process lives, because closing any descriptor of the file drops the lock.
  */
 #include "internal.h"
 

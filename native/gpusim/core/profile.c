@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reads the profile, a text file that describes the simulated host. It has `key = value` lines, `#` comments, and one
- * [gpu] section for each kind of GPU. An unknown key or a value out of range is an error. Its message names the file and
- * the line, and says: expected …, found …. Many texts below, such as "a whole number", are one of these two parts.
+ * [gpu] section for each kind of GPU. An unknown key or a value out of range is an error. Its message names the file
+ * and the line, and says: expected …, found …. Many strings below, such as "a whole number", are one of the two parts
+ * of such a message.
  */
 #include "internal.h"
 

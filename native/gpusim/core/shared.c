@@ -2,7 +2,7 @@
 /*
  * Memory that has a shareable handle. A handle is a file descriptor, as on hardware. The memory lives as long as a
  * process has such a descriptor or has imported the memory, even after the exporting process has ended. A descriptor in
- * transit in a socket keeps it too. Both kinds of reference are locks that the kernel keeps on bytes of one file. A
+ * transit in a socket keeps the memory too. Each descriptor and each import has a lock on a byte of one file. A
  * descriptor's lock belongs to its open file description. An importer's lock lives as long as its mapping of the file.
  *
  * Memory that the exporting process has released still counts as used on the GPU (sim_gpu.used), but no process is
@@ -95,8 +95,9 @@ int sim_shared_handle(int index)
     return fd;
 }
 
-/* True if `handle` is a handle of block `index`. A query of locks reports the locks of all open file descriptions but
- * the one that asks. So if a byte is reported as locked to fd and as free to `handle`, then `handle` has the lock. */
+/* True if `handle` is a handle of block `index`. A query of locks reports the locks of all open file descriptions
+ * except the one that is used for the query. So if a byte is reported as locked to fd and as free to `handle`, then
+ * `handle` has the lock. */
 static bool stands_for(int handle, int fd, int index)
 {
     off_t first = HANDLE_BYTES + (off_t)index * HANDLES;

@@ -68,10 +68,11 @@ bool sim_gpu_visible(int gpu);
 
 void sim_lock(void);
 void sim_unlock(void);
-/* Frees everything of dead processes, by one system call per live other process. The caller must hold the lock. */
+/* Frees the slots and the memory of dead processes. Costs one system call for each other registered process. The caller
+ * must hold the lock. */
 void sim_reap(void);
-/* Returns a process's id in the caller's PID namespace, or 0 if the process is not visible in it; lists leave such a
- * process out, as the driver's do. The caller must hold the lock. */
+/* Returns a process's id in the caller's PID namespace, or 0 if the process is not visible there. Lists omit such a
+ * process, as the driver's lists do. The caller must hold the lock. */
 pid_t sim_proc_pid(int slot);
 /* Returns all bytes of a process on a GPU. */
 uint64_t sim_usage_bytes(const struct sim_usage *use);
@@ -79,12 +80,12 @@ uint64_t sim_usage_bytes(const struct sim_usage *use);
 /* ---- memory (memory.c) -------------------------------------------------------------------------------------- */
 
 enum sim_kind { SIM_MEMORY, SIM_CONTEXT, SIM_MODULE, SIM_MANAGED };
-/* Both take the lock themselves. sim_charge() returns SIM_OK, SIM_ERR_MEMORY or SIM_ERR_LOST. */
+/* Both functions take the lock themselves. sim_charge() returns SIM_OK, SIM_ERR_MEMORY or SIM_ERR_LOST. */
 enum sim_status sim_charge(int gpu, enum sim_kind kind, uint64_t bytes);
 void sim_uncharge(int gpu, enum sim_kind kind, uint64_t bytes);
 /* Reads the memory of the GPU, or of the MIG instance in use, after dead processes' memory is freed. */
 void sim_memory_info(int gpu, uint64_t *free_bytes, uint64_t *total_bytes);
-/* MIG: from now on this process allocates within that instance and is limited by its memory. */
+/* MIG: from now on this process allocates within the given instance and is limited to the instance's memory. */
 void sim_use_instance(int gpu, int gi, int ci);
 /* Return the used and the total bytes of a GPU instance. The caller must hold the lock. */
 uint64_t sim_instance_used(int gpu, int gi);
@@ -96,9 +97,10 @@ enum sim_group_answer {
     SIM_GROUP_OK = 0,
     /* The soft limit is above the hard limit, or a limit is above the GPU's memory. */
     SIM_GROUP_ARGUMENT,
-    /* No backend, the root group, or MIG; a get with misc: no group up to the root has a limit. */
+    /* The GPU counts no memory for groups or uses MIG, or the group is the root group. misc: no group up to the root
+     * has a limit (get only). */
     SIM_GROUP_UNSUPPORTED,
-    /* dmem: the group has no such controller. */
+    /* dmem: the controller is not on for the group. */
     SIM_GROUP_NOT_FOUND,
     /* The path cannot be opened. */
     SIM_GROUP_PATH,
@@ -154,7 +156,7 @@ void sim_channel_close(int gpu, int channel);
 uint64_t sim_submit(int gpu, int channel, const struct sim_work *work, struct sim_work *overwritten);
 /* True if the item is done. *finish (may be NULL) receives its end, or 0 if the entry is no longer in the ring. */
 bool sim_work_done(int gpu, int channel, uint64_t seq, uint64_t *finish);
-/* True if all earlier items of its stream are done. */
+/* True if all earlier items of the item's stream are done. */
 bool sim_work_reached(int gpu, int channel, uint64_t seq);
 /* Ends a SIM_WORK_HOST item. */
 void sim_work_release(int gpu, int channel, uint64_t seq);

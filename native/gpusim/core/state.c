@@ -91,7 +91,8 @@ static bool region_lock(int fd, short type)
     return result == 0;
 }
 
-/* A forked child shares its parent's open file description and its slot's lock, so the child must close it. */
+/* A forked child inherits the descriptor that keeps the lock of its parent's slot, so the child must close the
+ * descriptor. */
 static void after_fork(void)
 {
     if (sim_self.fd >= 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture. A capture is an unfinished graph. Each stream in it has a frontier, the nodes that its next node
- * depends on. A stream joins the capture when it waits for a captured event. Before the capture ends, the stream that
- * began it must wait for all joined streams.
+ * Stream capture. A capture is an unfinished graph. Each stream in it has a frontier, the nodes on which the stream's
+ * next node depends. A stream joins the capture when it waits for a captured event. Before the capture ends, the stream
+ * that began it must wait for all joined streams.
  */
 #include "capture.h"
 
@@ -228,7 +228,7 @@ static void mark_back(CUgraphNode node)
         mark_back(node->dependencies[i]);
 }
 
-/* True if the first stream's frontier depends on all nodes of the other streams. */
+/* True if the frontier of the stream that began the capture depends on all nodes of the other streams. */
 static bool joined(const struct capture *capture)
 {
     const struct member *origin = member_of(capture, capture->origin);

@@ -279,7 +279,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     ENTER();
     REQUIRE(flags && active, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    /* Reads without a lock, because it must not wait for a thread that creates or destroys the context. */
+    /* Reads without a lock, because this call must not wait for a thread that creates or destroys the context. */
     *flags = __atomic_load_n(&driver.devices[device].primary_flags, __ATOMIC_RELAXED);
     *active = __atomic_load_n(&driver.devices[device].primary_refs, __ATOMIC_RELAXED) > 0;
     return CUDA_SUCCESS;
@@ -320,7 +320,7 @@ CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigne
     REQUIRE(context, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = context_start(context);
     if (result != CUDA_SUCCESS)
-        return result; /* The unused record stays in the list; such failures are rare. */
+        return result; /* The unused record may stay in the list, because such failures are rare. */
     thread.stack[thread.depth++] = context;
     *out = context;
     tool_call(GPUSIM_CONTEXT_CREATED, context);

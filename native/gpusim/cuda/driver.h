@@ -177,7 +177,7 @@ static inline bool device_valid(CUdevice device)
     return device >= 0 && device < driver.count;
 }
 
-/* context_state.c: context_heaps() allocates the heaps in the size that was set, when a module is loaded;
+/* context_state.c: context_heaps() is called when a module is loaded and allocates the heaps in the size that was set.
  * context_heaps_end() frees stacks and heaps above their defaults. */
 CUresult context_heaps(CUcontext context);
 void context_heaps_end(CUcontext context);

@@ -14,7 +14,8 @@ static inline bool hostile(enum sim_hostile what)
 
 /*
  * The behaviour `context-lock` locks the context against calls of other threads. Calls of the same thread pass, so that
- * a tool in a callback inside a load can use the driver. Returns true if locked, for context_unlock().
+ * a tool in a callback inside a load can use the driver. Returns whether the context was locked; the caller passes this
+ * value to context_unlock().
  */
 bool context_lock(CUcontext context);
 void context_unlock(CUcontext context, bool held);

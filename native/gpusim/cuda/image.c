@@ -134,7 +134,7 @@ CUresult image_parse(const void *data, struct image *out)
     if (!bytes[0])
         return CUDA_ERROR_INVALID_IMAGE;
     memcpy(&magic, data, bytes[1] && bytes[2] ? sizeof magic : 1);
-    /* A wrapper has a magic, a version, a pointer to the data, and more. */
+    /* The wrapper of a fat binary begins with a magic, a version and a pointer to the data. */
     if (bytes[1] && bytes[2] && magic == FATBIN_WRAPPER) {
         memcpy(&bytes, bytes + 8, sizeof bytes);
         REQUIRE(bytes, CUDA_ERROR_INVALID_IMAGE);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shares CUDA events between processes. A page of shared memory says in which queue, and by which item of it, the event
- * was recorded last. */
+/* Shares CUDA events between processes. A page of shared memory has the position of the event's last record: the queue
+ * and the number of the item in that queue. */
 #include "event.h"
 
 #include <fcntl.h>

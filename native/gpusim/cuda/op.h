@@ -3,9 +3,9 @@
  * One operation of a stream, in a form that can be run now, captured into a graph, or stored as a graph node. All
  * copies are 3D copies, all memsets are 2D.
  *
- * The bytes of a copy move at once when the program issues it, but its time passes later, in the queue. Kernels compute
- * nothing, so a program sees a difference from hardware only if it reads a buffer before it has waited for the copy
- * into the buffer.
+ * The bytes of a copy move at once when the program issues the copy, but the copy's time passes later, in the queue.
+ * Kernels compute nothing, so a program sees a difference from hardware only if it reads a buffer before it has waited
+ * for the copy into the buffer.
  */
 #ifndef GPUSIM_OP_H
 #define GPUSIM_OP_H

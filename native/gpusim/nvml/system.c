@@ -12,8 +12,8 @@
 static pthread_mutex_t init_mutex = PTHREAD_MUTEX_INITIALIZER;
 static unsigned init_count; /* Number of nvmlInit calls without a matching nvmlShutdown. */
 
-/* Logs calls that return NOT_SUPPORTED to the file that GPUSIM_NVML_TRACE names. The log shows which slots a new
- * nvidia-smi needs. */
+/* Writes a line to the file that GPUSIM_NVML_TRACE names: a failed nvmlInit, or a call of an empty slot of the private
+ * table (export_table.c). So the file shows which slots a new nvidia-smi needs. */
 void nvml_trace(const char *format, ...)
 {
     const char *path = getenv("GPUSIM_NVML_TRACE");

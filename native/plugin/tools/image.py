@@ -6,8 +6,8 @@ Nodes can load this file without a registry.
     python3 tools/image.py --archive .build/wheelhouse/vgpu-plugin-….pyz --tag localhost/vgpu-device-plugin:V \
         --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE] [--library vcuda-….tar.gz] [--oci FILE]
 
---library adds the library's archive to the device plugin's image, for nodes that no playbook prepares. --oci writes a
-second file in OCI's format, which skopeo, podman and ctr can push to a registry.
+--library adds the archive of libvgpu.so to the device plugin's image, for nodes that no playbook prepares. --oci writes
+a second file in OCI's format, which skopeo, podman and ctr can push to a registry.
 Without --base the image starts from a Debian root that mmdebstrap makes from the distribution's packages; the archive
 must be for its Python. --base names another image that the engine can pull and that has python3 and python3-venv.
 """
@@ -80,8 +80,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
     if about["name"] not in CONTAINERFILES:
         raise ImageError(f"{archive}: expected an archive of {' or '.join(CONTAINERFILES)}, found {about['name']}")
     recipe = CONTAINERFILES[about["name"]]
-    # A file next to the image records its inputs. The path of the image was chosen by a person, so an existing file
-    # there may be the image of another version or tag.
+    # A file next to the image records its inputs. A person chose the image's path, so an existing file at this path may
+    # be the image of another version or tag.
     note = out.with_name(out.name + ".of")
     parts = {"archive": digest(archive), "recipe": digest(recipe), "tag": tag, "base": base}
     if extras.library is not None:
@@ -114,8 +114,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
         )
     if former and former != image_id(engine, tag) and shown(engine, former, "{{len .RepoTags}}") == "0":
-        # The new image took over the only name of the old one, so the old image is removed. An image that a container
-        # uses cannot be removed and stays; the container's owner may remove both.
+        # The new image has taken the old image's only name, so the old image is removed. An image that a container uses
+        # cannot be removed and stays; the container's owner may remove both.
         subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
     note.unlink(missing_ok=True)
     save(engine, tag, out)

@@ -43,8 +43,8 @@ def main() -> int:
         target = os.path.join(given.root, version)
         try:
             os.makedirs(given.root, exist_ok=True)
-            # If a run of site.yml is killed, its installer goes on, and the next run's would delete its files. The lock
-            # ends with this process, and leaves no file.
+            # If a run of site.yml is killed, its installer continues, and the installer of the next run would delete
+            # the files of the first. The lock ends with this process, and leaves no file.
             fcntl.flock(os.open(given.root, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
             if os.path.exists(os.path.join(target, ".complete")):
                 print(f"{target} is there")
@@ -65,8 +65,8 @@ def main() -> int:
 
 
 def install(target: str, scratch: str) -> None:
-    # -I and --isolated are given because root runs this, perhaps in the folder of another user, from which Python must
-    # import nothing.
+    # -I and --isolated are given because root runs these commands, perhaps in the folder of another user. Python must
+    # import nothing from this folder.
     run([sys.executable, "-I", "-m", "venv", target], "python3 -m venv (package python3-venv)")
     pip = [os.path.join(target, "bin", "python"), "-I", "-m", "pip", "--isolated", "install", "--quiet"]
     pip += ["--disable-pip-version-check"]
@@ -80,7 +80,7 @@ def install(target: str, scratch: str) -> None:
 
 def isolate(programs: str) -> None:
     """Adds -I to the first line of the programs, so that they import nothing through the environment of their caller.
-    Root calls them, also by sudo -E.
+    Root runs these programs, also with sudo -E, which keeps the caller's environment.
     """
     first = f"#!{programs}/python".encode()
     for name in os.listdir(programs):
@@ -107,7 +107,7 @@ def complete(target: str) -> None:
 
 
 def full(root: str) -> str:
-    """Returns a message if the disk on which the versions are is full; otherwise an empty text."""
+    """Returns a message if the disk with the versions is full; otherwise an empty text."""
     try:
         free = shutil.disk_usage(root).free
     except OSError:
@@ -116,7 +116,7 @@ def full(root: str) -> str:
 
 
 def run(command: list[str], what: str) -> str:
-    """Returns the output of a command. Raises StepFailed."""
+    """Returns the output of a command. Raises StepFailed if the command fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise StepFailed(f"{what} failed:\n{done.stdout}")

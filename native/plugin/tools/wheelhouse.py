@@ -81,8 +81,8 @@ def main() -> int:
 
 
 class Wanted(NamedTuple):
-    """The archive to build. ``name``: of the program; ``version``: such as 0.1.0-1f2e3d; ``python``: such as 3.11;
-    ``arch``: as in uname -m.
+    """The archive to build. ``name`` is that of the program. Examples: ``version`` 0.1.0-1f2e3d, ``python`` 3.11,
+    ``arch`` x86_64.
     """
 
     name: str
@@ -136,8 +136,8 @@ def checked_version(wanted: Wanted) -> str:
 
 
 def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """Returns our wheel of this version, if a folder has it. Returns none for the kubelet double, which needs two
-    wheels of ours.
+    """Returns our wheel of this version, if a folder has it. Returns none for the kubelet double (the tests'
+    kubelet), which needs two wheels of ours.
     """
     if wanted.name == DOUBLE:
         return []
@@ -167,7 +167,7 @@ def found_foreign(folders: list[Path], wanted: Wanted) -> list[Path]:
 
 
 def fits(wheel: str, wanted: Wanted) -> bool:
-    """Whether a wheel's name matches the host's Python and architecture."""
+    """Returns whether a wheel's name matches the host's Python and architecture."""
     python, abi, platforms = wheel[: -len(".whl")].split("-")[-3:]
     minor = re.fullmatch(r"cp3([0-9]+)", python)
     ours = int(wanted.python.split(".")[1])
@@ -185,7 +185,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def own_version() -> str:
-    """Returns a version for a call by hand, from the digest of the sources. The roles pass the version of the lookup
+    """Returns the default of --version, made from a digest of the sources. The roles pass the version of the lookup
     vgpu.fleet.source_version instead.
     """
     digest = hashlib.sha256()
@@ -259,8 +259,8 @@ def pip_python(out: Path) -> str:
 
 
 def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path]:
-    """Builds our own wheels: that of the plugin, and for the kubelet double also its wheel, because it uses the
-    plugin's gRPC code.
+    """Builds the plugin's wheel. For the kubelet double also builds the double's own wheel; the double uses the
+    plugin's gRPC code and needs both.
     """
     wheels = scratch / "wheels"
     command = [build_python(out), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -321,7 +321,7 @@ def needed_blocks(wanted: Wanted) -> list[tuple[str, str]]:
 
 
 def holds(clause: str, python: str) -> bool:
-    """Whether one clause of a marker is true for a CPython of this version, such as 3.11."""
+    """Returns whether one clause of a marker is true for a CPython of this version, such as 3.11."""
     found = re.fullmatch(r"(\w+) (<|>=|!=) '([^']+)'", clause)
     name, sign, value = found.groups() if found else ("", "", "")
     if sign == "!=" and name in ("platform_python_implementation", "implementation_name"):

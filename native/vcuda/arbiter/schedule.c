@@ -274,8 +274,8 @@ static void take(struct schedule *schedule, const struct sum *sum, struct schedu
             add_credit(&schedule->tenant[i], given * rate(&schedule->tenant[i], sum), sum);
 }
 
-/* Charges the holder for its turn. `late` is the predicted end of work that still runs after the turn, in the driver's
- * time slices; 0 if there is no such work. */
+/* Charges the holder for its turn. `late` is the predicted end of work that still runs after the turn, while the driver
+ * also runs the next tenant's work; 0 if there is no such work. */
 static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t late)
 {
     if (schedule->holder < 0 || !schedule->tenant[schedule->holder].present)
@@ -356,8 +356,8 @@ static uint32_t outstanding(const struct schedule *schedule, const struct sum *s
     return sum->any_high && !schedule->tenant[holder].in.high ? LOW_OUTSTANDING_US : most;
 }
 
-/* Returns false if work of an earlier turn still runs in the driver's time slices, or if a tenant without a limit
- * runs. */
+/* Returns true if only the holder uses the GPU: no work of an earlier turn still runs, and there is no tenant without a
+ * limit. */
 static bool exclusive(const struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
     for (int i = 0; i < SCHEDULE_TENANTS; i++)

@@ -54,14 +54,15 @@ struct schedule_tenant {
 struct schedule {
     struct schedule_tenant tenant[SCHEDULE_TENANTS];
     enum { SCHEDULE_FREE, SCHEDULE_NOBODY, SCHEDULE_TURN, SCHEDULE_DRAIN } state;
-    /* holder: the tenant that has the turn, or whose queued work must finish before the next turn; -1 if the queued
-     * work of all tenants must finish. */
+    /* holder: the tenant that has the turn, or whose queued work must finish before the next turn; -1 if there is none.
+     * In the state SCHEDULE_DRAIN, -1 means that the queued work of all tenants must finish. */
     int holder;
     unsigned alone; /* alone: 1 + the index of the only active tenant; 0 if no tenant or more than one is active. */
     uint64_t turn_start, turn_end, drain_until, stepped;
 };
 
-/* Takes the inputs, decides, and writes the outputs. Returns the latest time for the next step. */
+/* Reads each tenant's `in`, decides who may run, and writes each tenant's `out`. The next step must follow at the
+ * returned time or earlier. */
 uint64_t schedule_step(struct schedule *schedule, uint64_t now);
 /* Returns true if the priority rule lets this tenant run without a limit of compute time. busy_others: number of other
  * active tenants. all_high: all tenants of the GPU have high priority. unknown_others: a tenant without a limit exists,

@@ -70,9 +70,9 @@ static unsigned unlimited(const struct gpu *gpu)
 }
 
 /*
- * Returns the seat of the tenant that has rested longest; -1: no tenant rests. A tenant with negative credit keeps its
- * seat until its credit is 0 again, because only this schedule knows the credit. The last tenant without a limit also
- * keeps its seat: the schedule must know that it exists, because it may run during every turn.
+ * Returns the seat of the tenant that has rested longest; -1: each tenant keeps its seat. A tenant with negative credit
+ * keeps its seat until its credit is 0 again, because only this schedule knows the credit. The last tenant without a
+ * limit also keeps its seat: such a tenant may run during every turn, so the schedule must know that there is one.
  */
 static int resting(const struct gpu *gpu)
 {

@@ -19,7 +19,7 @@ struct allocation {
     char id[VGPU_ALLOCATION_SIZE];
     bool used, seen, complained;
     uint64_t since; /* since: the time at which the folder was first seen. */
-    /* Descriptor of the allocation's folder, also after the folder was renamed. */
+    /* Descriptor of the allocation's folder. It stays valid when the folder is renamed. */
     int folder;
     /* Descriptor of the tenant page (rw/tenant). The page is read by pread(), because the tenant may truncate the file
      * and an access to a mapping would then crash the arbiter. */
@@ -51,7 +51,7 @@ struct node {
     bool quiet; /* True for --json-status: pages are opened read-only and no errors are reported. */
 };
 
-/* Scans the folders: new and removed allocations, and files that were created again. Returns false if the folder
+/* Finds new and removed allocations, and files that were created again. Returns false if the folder of all allocations
  * does not exist. */
 bool tenants_scan(struct node *node, uint64_t now);
 /* Reads each limits file again, because limits change while containers run, and gives seats to tenants that have
@@ -68,7 +68,8 @@ unsigned tenants_count(const struct node *node);
  * an active tenant gets no seat. */
 bool seat_take(struct node *node, struct allocation *allocation, int device, uint64_t now);
 void seat_leave(struct node *node, struct allocation *allocation, int device);
-/* Reads one GPU's tenants, decides, and writes the pages. Returns the time of the next pass. */
+/* Reads the tenant pages of one GPU's tenants, decides who may run, and writes their gpu pages. Returns the time of the
+ * next pass. */
 uint64_t tenants_look(struct gpu *gpu, uint64_t now);
 /* Called before the arbiter ends, so that from then on each tenant keeps its own share. */
 void tenants_release(struct node *node);

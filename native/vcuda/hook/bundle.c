@@ -45,7 +45,7 @@ static bool add(struct grant *grant, const char *id)
 }
 
 /* Adds the allocation to which the source of one mount belongs. The allocation's name is the first path component below
- * the folder of allocations. If that component is the file of a record, its suffix is removed. */
+ * the folder of allocations. An allocation without a folder has a file <name>.record there. */
 static bool take(struct grant *grant, const char *folder, const char *source)
 {
     char path[PATH_MAX], id[256];

@@ -72,8 +72,8 @@ static bool limit(const struct nvml *nvml, struct gpu *gpu, const char *group)
     if ((code = nvml->memory(device, &memory)) != NVML_SUCCESS)
         return said(nvml, gpu, "nvmlDeviceGetMemoryInfo", code);
     if (gpu->hard != UNLIMITED && gpu->hard > memory.total)
-        /* The driver refuses a limit above the card's size. If the slice is larger than the card (oversubscription),
-         * the rest is host memory. */
+        /* The driver refuses a limit above the card's size. The part of the slice beyond this size is host memory
+         * (oversubscription). */
         gpu->hard = memory.total;
     struct set_limits set = {.group = group, .soft = 0, .hard = gpu->hard};
     struct get_limits get = {.group = group};

@@ -53,8 +53,8 @@ static bool turn_on(const char *folder, const char *controller)
 static bool turn_on_down(const char *root, struct group *group, const char *controller)
 {
     if (names(root, "cgroup.controllers", controller) != 1)
-        /* This kernel has no controller of that name, so there is nothing to enable. An earlier test of the host has
-         * shown whether limits work. */
+        /* This kernel has no controller of that name, so there is nothing to enable. Whether limits work was tested on
+         * the host before (plugins/module_utils/gpu/memory_limits.py). */
         return true;
     size_t start = strlen(root);
     for (size_t at = start; group->path[at]; at++) {

@@ -166,8 +166,8 @@ struct vgpu_ledger {
     char shareable[240];
     /* shareable_file: device (top bit set for a character device) and inode of that file. */
     uint64_t shareable_file[2];
-    /* shareable_unmarked: not 0 if a process of this container created a shareable handle without the library's mark,
-     * a lock that shows whether the handle is still open and to which ledger it belongs. */
+    /* shareable_unmarked: not 0 if a process of this container created a shareable handle without the library's mark.
+     * The mark is a lock that shows whether the handle is still open and to which ledger it belongs. */
     uint64_t shareable_unmarked;
     /* beyond_bytes: used only if the driver enforces a limit itself. It is the part of the ledger's free bytes that the
      * driver's limit did not allow at the last query. NVML shows these bytes as used, but no process is charged for
@@ -260,8 +260,8 @@ struct vgpu_tenant_device {
     uint64_t active_ns;   /* active_ns: time at which a process last launched or waited to launch. */
     uint64_t waiting_ns;  /* waiting_ns: time at which a process last waited for the gate (not for its own balance). */
     uint64_t requests; /* requests: flags of enum vgpu_tenant_request, kept until the container ends. */
-    /* throttled_ns: time that launches waited for the share or the turn, not for the container's own queued work while
-     * the gate is open at full rate; summed over all threads. */
+    /* throttled_ns: time that launches waited for the share or the turn, summed over all threads. While the gate is
+     * open at full rate no wait counts, because launches then wait only for the container's own queued work. */
     uint64_t throttled_ns;
     uint64_t reserved[1];
     /* Predicted end of the queued work in each lane; 0 if no work is queued. A lane is an entry of this array; each

@@ -249,8 +249,8 @@ static void measure_ways(const struct fill *fill)
     char tried[160] = "";
     uint64_t most = 0;
     for (size_t i = 0; i < WAYS; i++) {
-        /* Never request more unified memory than a real card has while other containers may fill it: the driver can
-         * hang. */
+        /* The driver can hang if a program requests more unified memory than the card has while other containers fill
+         * the card. So this way is skipped with oversubscription. */
         if (ways[i].take == by_managed && (fill->slice->flags & VGPU_LIMITS_OVERSUBSCRIBE))
             continue;
         result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: the process that filled the slice by %s was killed", fill->uuid,

@@ -49,7 +49,7 @@ enum attempt by_namespace(const struct fill *fill);
 enum attempt by_symbol_table(const struct fill *fill);
 enum attempt by_own_loader(const struct fill *fill);
 enum attempt without_leader(const struct fill *fill);
-/* Finds the driver's own functions. Returns false if they were not found. The caller must call init itself. */
+/* Finds the driver's own functions. Returns false if they were not found. The caller must call `cuda->init`. */
 bool driver_by_symbol_table(struct cuda *cuda);
 
 /* Defined in bypass_program.c: */

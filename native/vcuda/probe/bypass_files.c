@@ -168,7 +168,8 @@ static void boast(int file, char *ledger, uint64_t figure)
 
 /*
  * Returns how many bytes a process must get in an empty slice so that the node's watcher reports it: more than the
- * limit plus the watcher's tolerance. The tolerance is one sixteenth and, if contexts do not count, one context.
+ * limit plus the watcher's tolerance. The tolerance is one sixteenth of the process's bytes, at least 64 MiB, and also
+ * one context if contexts do not count.
  */
 static uint64_t beyond_the_limit(const struct fill *fill)
 {

@@ -4,8 +4,8 @@
  * Together the processes must get exactly the limit.
  *
  * With oversubscription a slice may be larger than the card's free memory and cannot be filled. Then the granted memory
- * must stay below the limit, and the check is repeated with the limit lowered by CUDA_DEVICE_MEMORY_LIMIT to the memory
- * that the card gave.
+ * must stay below the limit, and the check is repeated with a limit of half the memory that the card gave, set by
+ * CUDA_DEVICE_MEMORY_LIMIT.
  */
 #include "probe.h"
 

@@ -246,8 +246,8 @@ int main(int argc, char **argv)
         else if (!choose(argv[++i], chosen))
             return usage(stderr, 64);
     }
-    /* Never request more unified memory than a real card has while other containers may fill it: the driver can
-     * hang. */
+    /* The driver can hang if a program requests more unified memory than the card has while other containers fill the
+     * card. So the checks run without oversubscription. */
     setenv("CUDA_OVERSUBSCRIBE", "false", 1);
     struct timespec begun;
     clock_gettime(CLOCK_MONOTONIC, &begun);

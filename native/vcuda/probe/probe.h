@@ -68,8 +68,8 @@ int64_t ledger_own_bytes(void);
 int64_t ledger_all_bytes(void);
 /* Returns whether a live process of the ledger has this pid in its own pid namespace. */
 bool ledger_has(uint32_t pid);
-/* Returns whether a process other than the probe's has a slot of the container's ledger. Call this while no process
- * of the probe has a slot. */
+/* Returns whether any live process has a slot of the container's ledger. Call this while no process of the probe has a
+ * slot, so that true means another program. */
 bool ledger_in_use(void);
 
 /* --- checks ------------------------------------------------------------------------------------------------ */

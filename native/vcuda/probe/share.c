@@ -154,7 +154,7 @@ static CUresult prepare(struct spin *spin)
 
 struct window {
     uint64_t permille[WINDOWS];
-    uint64_t launch_ns; /* Shortest mean time of a launch call in any window. */
+    uint64_t launch_ns; /* Shortest time of one launch call in any window. */
 };
 
 static CUresult measure(struct spin *spin, struct window *window)
@@ -183,8 +183,8 @@ static CUresult measure(struct spin *spin, struct window *window)
     return status;
 }
 
-/* Sets the variables that a tenant may set in its environment. They must have no effect, because the environment can
- * only tighten limits. */
+/* Requests more time by environment variables, as a tenant can. This must have no effect, because the environment can
+ * only tighten limits. The policy `force` does tighten: without it a tenant that is alone may use the whole GPU. */
 static void ask_for_more(const struct slice *slice)
 {
     setenv("CUDA_DEVICE_SM_LIMIT", "100", 1);

@@ -17,8 +17,8 @@
 
 /* Maximum number of processes in a list. */
 #define MOST 1024
-/* Number of times that the lists are read. A process that starts or ends between reading a list and the ledger seems
- * foreign, but not every time. */
+/* Number of times that the lists are read. A process seems foreign if it starts or ends between the reading of a list
+ * and of the ledger, but this does not happen at every reading. */
 #define LOOKS 3
 #define NAP_NS 100000000
 

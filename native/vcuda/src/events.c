@@ -39,7 +39,7 @@ const struct events vgpu_events = {
             unaccounted_context_left,
         },
     .waited = {pools_waited, fence_waited, unaccounted_waited},
-    /* These are in the order of the packages, lowest first, but none depends on another. */
+    /* These are in the order of the packages, lowest first. No function depends on another. */
     .reset =
         {
             driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, host_memory_reset,

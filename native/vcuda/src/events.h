@@ -23,8 +23,8 @@ extern const struct events {
      * The functions uncharge memory that is no longer used. With `trim` they also release memory that the driver keeps
      * for later allocations. */
     void (*reclaim[8])(bool trim);
-    /* A thread is in flight between a charge and the driver's return. The last thread in flight on a device has
-     * finished, and the charge has changed much since the last comparison with NVML. */
+    /* The last thread in flight on a device (between a charge and the driver's return) has finished, and the charge has
+     * changed much since the last comparison with NVML. */
     void (*charge_moved[4])(int device);
     /* The thread's current context has changed, or may have changed. */
     void (*context_changed[4])(void);

@@ -212,13 +212,13 @@ def open_shared(path: str, access: int = os.O_RDONLY) -> int:
 
 
 def parse_ledger(data: bytes) -> dict[str, Any]:
-    """Returns the devices, the used slots and their sums. It includes slots of dead processes; read_ledger removes
-    these, because only the kernel knows which processes are alive.
+    """Returns the devices, the used slots and their sums. The result includes the slots of dead processes. read_ledger
+    removes these, because only the kernel knows which processes are alive.
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
     [..], "exported": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
-    exported is part of what is used. The tenant (the container) can write this file, so every figure is only its own
-    report.
+    exported is part of what is used. The tenant (the container) can write this file, so every figure is only the
+    tenant's own report.
     """
     devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
     count = len(devices)
@@ -242,9 +242,10 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
 
 
 def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
-    """Returns whether a file is the ledger of these devices and this allocation. It reads only the head, which costs a
-    hundredth of reading the slots. If the ledger has this program's version, its slots must also lie at this version's
-    offsets. Slots beyond LEDGER_FILE_SIZE are invalid: a tenant can enlarge its file, and no reader reads that part.
+    """Returns whether a file is the ledger of these devices and this allocation. Reads only the head, because reading
+    the slots takes a hundred times as long. If the ledger has this program's version, its slots must also lie at this
+    version's offsets. Slots beyond LEDGER_FILE_SIZE are invalid: a tenant can enlarge its file, and no reader reads
+    that part.
 
     Raises OSError, and LayoutError for what parse_ledger refuses.
     """
@@ -292,8 +293,8 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 def read_ledger(path: str) -> dict[str, Any]:
     """Returns parse_ledger of a file without the slots of dead processes. Adds the key ``exported``: for each device,
     the bytes that dead processes had exported to other processes. These bytes count in ``totals`` as long as another
-    process holds any exported memory. Slots from the index in the ledger's field ``slot_high`` on count as not
-    exported, because the library does not read them.
+    process holds any exported memory of this ledger. The memory of slots from the index ``slot_high`` (a field of the
+    ledger) on counts as not exported, because the library does not read these slots.
     """
     fd = open_shared(path)
     try:

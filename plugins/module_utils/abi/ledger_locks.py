@@ -13,7 +13,7 @@ import struct
 
 from .fields import LEDGER_ALIVE_BASE, LEDGER_FIELDS, LEDGER_SLOTS, get_field
 
-# Values of <fcntl.h>; the fcntl module has no names for them before Python 3.9.
+# Value from <fcntl.h>; the module fcntl has no name for it before Python 3.9.
 F_OFD_GETLK = 36
 
 
@@ -38,10 +38,10 @@ def any_slot_is_alive(fd: int) -> bool:
 
 
 def handle_is_open(fd: int, head: bytes) -> bool:
-    """Returns whether any process has an open descriptor for exported memory of this ledger. True if /proc/locks cannot
-    be read. shareable.c does the same in the library and documents the byte ranges. The library opens the file with
-    these locks by its name in the ledger. A tenant could write any name there, so this function reads the kernel's list
-    of locks instead.
+    """Returns whether any process has an open descriptor for exported memory of this ledger. Returns True if
+    /proc/locks cannot be read. shareable.c makes the same test in the library and documents the byte ranges. It opens
+    the file with these locks by the file's name in the ledger. A tenant could write any name into the ledger, so this
+    function reads the kernel's list of locks instead.
     """
     if not get_field(head, 0, len(head), LEDGER_FIELDS, "shareable").startswith(b"/"):
         return False

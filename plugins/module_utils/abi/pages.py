@@ -15,8 +15,8 @@ from .fields import LayoutError, encoded, get_field, header_of, named, put_heade
 
 
 def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
-    """Returns a new GPU page of an allocation, which the arbiter has not written yet. As long as the arbiter does not
-    write it, the tenant's library itself limits the tenant to its share.
+    """Returns a new GPU page of an allocation. Until the arbiter writes this page for the first time, the tenant's
+    library itself limits the tenant to its share.
     """
     return named(_gpu_page(uuid), fields.GPU_PAGE_FIELDS, allocation)
 

@@ -144,7 +144,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
 
 
 def missing(seen: dict[str, Any]) -> dict[str, str]:
-    """Maps each source that gave no data to the reason. The report then omits the facts that only this source has."""
+    """Maps each source that gave no data to the reason. The report omits the facts that only such a source has."""
     found = {}
     if not seen["nvml"]["ok"]:
         found["nvml"] = str(seen["nvml"]["error"])
@@ -243,7 +243,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
         )
     for gpu in seen["nvml"]["gpus"]:
         made = [piece for piece in pieces if piece.uuid == gpu["uuid"]]
-        # The slices of a GPU may differ in size if they are MIG devices. The row then has the figures of the first one.
+        # If a GPU's slices are MIG devices of different sizes, the row has the figures of the first device.
         row = {key: gpu[key] for key in ("index", "uuid", "model", "memory_mib", "used_mib")}
         row.update(
             slices=len(made),
@@ -256,8 +256,8 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
 
 
 def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
-    """Returns the expected slices. If slices of a GPU's former split are still in use, the GPU keeps that split until
-    they are free. Then the slices of the former split are expected.
+    """Returns the expected slices. A GPU keeps its former split as long as slices of that split are in use. As long as
+    it does, the slices of the former split are expected.
     """
     status = seen["plugin"] or {}
     for uuid in status.get("waiting") or []:

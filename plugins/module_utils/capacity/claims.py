@@ -12,8 +12,8 @@ def expected(
     gpus: Iterable[dict[str, Any]], pieces: Sequence[sharing.Piece], config: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns ``{uuid, shared, memory_mib, slots}`` of each device, which is a GPU or a MIG device. A value is None if
-    it does not apply to the device. A GPU is left out while it keeps slices of a former split whose settings are gone,
-    as the device plugin leaves it out.
+    it does not apply to the device. Leaves out a GPU while it keeps slices of a former split whose settings are gone,
+    as the device plugin does.
     """
     requested = (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested"
     out = []

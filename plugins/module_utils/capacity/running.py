@@ -18,7 +18,7 @@ MIB = 1 << 20
 # The driver name of claims (Dynamic Resource Allocation).
 CLAIM_DRIVER = "gpu.vgpu.fleet"
 # Tolerance by which the sum of the ledgers may exceed the driver's figure: LEAST_MIB, or the sum divided by PART if
-# that is more. The watcher allows the driver's figure to exceed the ledgers by as much.
+# that is more. In the other direction, the watcher allows the driver's figure to exceed the ledgers by as much.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
 # Keys of node.yaml that are not compared, because no vgpu_ variable sets them: the role vcuda chooses the folder of the
@@ -197,7 +197,7 @@ MEMORY = (
 
 
 def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """Returns the present findings of the watcher."""
+    """Returns a difference for each present finding of the watcher that no isolation check causes."""
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":
@@ -225,7 +225,8 @@ def card(plugin: Mapping[str, Any] | None, uuid: str, now: float) -> dict[str, A
     """Returns for one GPU: ``utilisation`` in percent and ``temperature`` in degrees Celsius (each None if not known),
     and ``xids`` since the plugin's start, the latest first: ``xid``, ``count``, and ``last``, its time in UTC.
 
-    ``plugin``: the output of ``vgpuctl status --json``, None if there is none. ``now``: its time in seconds since 1970.
+    ``plugin``: the output of ``vgpuctl status --json``, None if there is none. ``now``: the time of that output in
+    seconds since 1970.
     """
     gpus = (plugin or {}).get("gpus") or []
     gpu: Mapping[str, Any] = next((one for one in gpus if one.get("uuid") == uuid), {})

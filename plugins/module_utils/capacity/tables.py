@@ -194,8 +194,8 @@ def isolation_faults(isolation: dict[str, Any]) -> list[str]:
         if result["verdict"] == PASSED:
             continue
         where = result.get("slice") or result.get("uuid") or "any GPU"
-        # If a check of the slice found a violation, only count the checks that did not run. If none did, the checks
-        # that did not run are the reason, so list each.
+        # If a check of the slice found a violation, only count the checks that did not run. If no check found one, list
+        # each check that did not run, because these are the reason.
         silent = [one for one in result.get("checks") or [] if one["verdict"] == "not-run"]
         silent = silent if result["verdict"] == "violated" else []
         for one in result.get("checks") or []:

@@ -39,8 +39,8 @@ RESOURCE_NAME = "nvidia.com/gpu"
 # Maps a value of vgpu_sharing to its section of NVIDIA's file.
 REPLICATED = {"time-slicing": "timeSlicing", "mps": "mps"}
 MPS_ROOT = "/run/nvidia/mps"
-# Variables that are written to node.yaml only if they differ from their default. So files that a former version wrote
-# stay unchanged.
+# Variables that are written to node.yaml only if they differ from their default. Therefore a file that a former version
+# of the collection wrote stays unchanged.
 NEWER = ("vgpu_memory_enforcement", "vgpu_allocation")
 
 ABSOLUTE = Text("an absolute path", r"^/")
@@ -56,8 +56,8 @@ VCUDA = Record(
         "libraryRoot": ABSOLUTE,
         "resourceName": schema.RESOURCE,
         "priorityResource": schema.RESOURCE,
-        # Names of resources by which pods request parts of GPUs, without HAMi's names. The node lists them in its
-        # capacity.
+        # Names of resources by which pods request parts of GPUs, if they differ from HAMi's names. The node lists them
+        # in its capacity.
         "resourceNames": Record(
             {"memory": schema.RESOURCE, "memoryPercentage": schema.RESOURCE, "cores": schema.RESOURCE}
         ),
@@ -337,7 +337,7 @@ def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding
     """Returns the clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
 
     The check is strict, except for a file with ``compat: nvidia-v1``. Such a file is read as NVIDIA's plugin reads it.
-    It gives a warning at every place that the strict check would refuse or read differently.
+    Every place that the strict check would refuse or read differently gives a warning.
     """
     findings: list[Finding] = []
     if isinstance(config, dict) and config.get("compat") == NVIDIA_V1:
@@ -353,8 +353,8 @@ def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding
 
 
 def _as_nvidia(clean: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """Returns what NVIDIA's plugin would read from a file that it accepts: it prefers mps to timeSlicing, and ignores
-    selected devices and renamed resources.
+    """Returns what NVIDIA's plugin would read from a file. The plugin prefers mps to timeSlicing, and ignores selected
+    devices and renamed resources.
     """
     sharing = clean.get("sharing") or {}
     if "mps" in sharing and "timeSlicing" in sharing:

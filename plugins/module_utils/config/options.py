@@ -227,13 +227,14 @@ class Names:
         own = [prefix for prefix in OWN_PREFIXES if name.startswith(prefix)]
         prefix = own[0] if own else name.split("_")[0] + "_"
         rest = {one[len(prefix) :]: one for one in sorted(self.valid) if one.startswith(prefix)}
-        # A plain word such as verify_ counts as a mistyped name only if it differs by one letter.
+        # A name with another prefix (a plain word such as verify_) counts as mistyped only if it is very near to a
+        # valid name.
         close = difflib.get_close_matches(name[len(prefix) :], rest, n=1, cutoff=0.6 if own else 0.9)
         return rest[close[0]] if close else None
 
     def _one_off(self, name: str) -> str | None:
-        """Returns the valid name that differs by one letter: omitted, added, replaced, or swapped
-        with its neighbour.
+        """Returns the valid name that differs from ``name`` in one letter, which is omitted, added, replaced, or
+        swapped with its neighbour.
         """
         for form in _without_one(name):
             for meant in self._shorter.get(form, ()):
@@ -247,7 +248,9 @@ def _without_one(name: str) -> list[str]:
 
 
 def _edits(one: str, other: str) -> int:
-    """Returns the number of edits, 0, 1, or 2 for more, after removing the common beginning and end."""
+    """Returns the number of edits between two names: 0, 1, or 2 for two or more. Compares only what is left without the
+    common beginning and end.
+    """
     while one and other and one[0] == other[0]:
         one, other = one[1:], other[1:]
     while one and other and one[-1] == other[-1]:

@@ -240,7 +240,7 @@ def _selected(
 
 
 def section_of(mode: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the section of ``sharing`` to which a replica's mode belongs."""
+    """Returns the section of ``sharing`` in node.yaml that configures this mode; empty if there is none."""
     key = {TIME_SLICING: "timeSlicing", MPS: "mps", VCUDA: "vcuda"}.get(mode, "")
     return (config.get("sharing") or {}).get(key) or {}
 

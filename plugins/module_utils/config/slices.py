@@ -25,8 +25,8 @@ ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15)
 MODEL_SUFFIXES = ("ti", "super")
 
 
-# If claims (Dynamic Resource Allocation) choose their own sizes, this much memory of each GPU is never allocated, so
-# that the isolation check can use it: RESERVE_MIB, at most the memory divided by RESERVE_PART.
+# If claims (Dynamic Resource Allocation) choose their own sizes, a part of each GPU's memory is never allocated, so
+# that the isolation check can use it. This part is RESERVE_MIB, but at most the memory divided by RESERVE_PART.
 RESERVE_MIB, RESERVE_PART = 1024, 16
 
 

@@ -387,7 +387,7 @@ def _fabric_manager(
     if branch is None:
         return [], [f"{why}; set nvidia_driver_branch, because the name of its package contains the branch"]
     version = str(wanted["version"])
-    # Pin the fabric manager to a package that has the driver's version. A kmp package of SLES does not, because its
+    # Pin the fabric manager to a package that has the driver's version. Do not use a kmp package of SLES, because its
     # version also names the kernel.
     user = next((name.partition("=")[0] for name in names if "-kmp-" not in name), "")
     return driver_packages.fabric_manager(

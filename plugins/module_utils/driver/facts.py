@@ -20,11 +20,11 @@ SMI = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi"
 # The file that blocks nouveau; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 CONTROLLERS = ("dmem", "misc")
-# The driver's modules in the order in which they must be unloaded, because each module uses modules that follow it.
+# The driver's modules in the order in which they must be unloaded: each before the modules that it uses.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
 # Services that use the driver in addition to users' programs. A reload of the modules stops these services and starts
-# them again, so they are no reason for a reboot. One of them, a systemd path unit, loads a new module as soon as it
-# appears on disk, which would race with the unloading.
+# them again, so they are no reason for a reboot. The first of them, a systemd path unit, loads a new module as soon as
+# the module appears on disk. This would race with the unloading.
 HOLDERS = (
     "nvidia-cdi-refresh.path",
     "nvidia-cdi-refresh.service",
@@ -90,9 +90,7 @@ def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
 
 
 def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
-    """Returns whether a process uses one of the modules. A module that a process uses has more references than other
-    modules that use it.
-    """
+    """Returns whether a process uses one of the modules. Such a module has more references than modules that use it."""
     return any(count > len(by) for count, by in modules.values())
 
 

@@ -65,11 +65,12 @@ def of_host(
             initramfs = ["update-initramfs", "-u", "-k", "all"]
         else:
             initramfs = ["dracut", "--force", "--regenerate-all"]
-            # dracut's image may load nouveau before it mounts the root file system with its modprobe.d.
+            # dracut's initramfs may load nouveau before the root file system, which has the folder modprobe.d, is
+            # mounted.
             arguments = ["rd.driver.blacklist=nouveau", "modprobe.blacklist=nouveau"]
     if host.family == "sles" and kind != "none":
         files[UNSUPPORTED_FILE] = "allow_unsupported_modules 1\n"
-    # No drop-in in this case, because packages that the user named may start the persistence daemon in another way.
+    # Write no drop-in if the user named the packages, because these may start the persistence daemon in another way.
     if host.family == "ubuntu" and kind != "none" and wanted["persistenced"] and not wanted["packages"]:
         files[PERSISTENCE_FILE] = PERSISTENCE_TEXT
     if wanted["memacct"] and kind != "none":
@@ -80,8 +81,8 @@ def of_host(
 
 
 def memacct_conf(mode: str, registry: str) -> str:
-    """Returns the option line of the kernel module. It repeats the keys that the loaded driver already has, because of
-    two such lines only the last counts.
+    """Returns the option line of the kernel module. The line repeats the keys that the loaded driver already has. This
+    is needed because only the last of several such lines counts.
     """
     kept = [one for one in registry.split(";") if one and not one.startswith("RmMemacctMode=")]
     words = ";".join([*kept, f"RmMemacctMode={MEMACCT[mode]}"])

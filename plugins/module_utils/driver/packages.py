@@ -68,8 +68,8 @@ def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: 
         user = [f"nvidia-{part}smi", f"lib{'nvidia-' if part else ''}{part}cuda1", f"libnvidia-{part}ml1"]
         module = {"open": "nvidia-open-kernel-dkms", "proprietary": f"nvidia-{part}kernel-dkms"}
         if kind == "open":
-            # Pin the user space to the open modules' version: Debian updates the user space first, and the modules need
-            # the former version.
+            # Pin the user space to the open modules' version: Debian updates the user space first, and until the
+            # modules follow, they need the former version.
             user = [f"{name}=@{module[kind]}" for name in user]
     else:
         user = ["nvidia-driver-cuda"]
@@ -190,8 +190,8 @@ def module_stream(host: System, branch: int | None, kind: str) -> str:
 
 def fabric_manager(host: System, source: str, branch: int, user_space: str, version: str) -> list[str]:
     """Returns the packages of the fabric manager and its library, pinned to exactly the driver's version.
-    ``user_space``: a package that has that version. In Ubuntu's archive, and before branch 580 in NVIDIA's repository
-    for apt, both package names contain the branch.
+    ``user_space``: a package that has the driver's version. In Ubuntu's archive, and before branch 580 in NVIDIA's
+    repository for apt, both package names contain the branch.
     """
     by_branch = source == "distribution" or branch < 580
     suffix = f"-{branch}" if by_branch and host.manager == "apt" else ""

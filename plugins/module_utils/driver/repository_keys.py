@@ -44,7 +44,7 @@ SHIPPED = {
 
 
 def is_known(fingerprint: str) -> bool:
-    """Returns whether the full fingerprint is known. Its last eight digits do not suffice, because a key with the same
+    """Returns whether this is a full fingerprint. The last eight digits do not suffice, because a key with the same
     eight digits can be forged.
     """
     return len(fingerprint) == 40

@@ -15,7 +15,7 @@ from ..host.files import read_bytes, write_bytes
 from ..host.host import Host
 from . import facts as driver_facts
 
-# Folders of modprobe files, which are also in the initramfs, and of systemd units.
+# Folder of the modprobe files, which the initramfs also contains, and folder of the systemd units.
 MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
 CDI_REFRESH = "nvidia-cdi-refresh.service"
 # Key of the record with the services that were stopped for a reload of the modules and are not started again yet.
@@ -116,9 +116,9 @@ class Setup:
         return any(path.startswith(folder) for path in self.files)
 
     def _read_units(self, paths: Iterable[str]) -> list[str]:
-        """Reloads systemd if it has not read one of these drop-ins yet; returns the units of the drop-ins. It never
-        reloads without need, because a reload of systemd removes the GPUs from containers that got them in NVIDIA's
-        legacy mode.
+        """Reloads systemd if it has not read one of these drop-ins yet; returns the units of the drop-ins. Does not
+        reload systemd without need, because a reload removes the GPUs from containers that got them in NVIDIA's legacy
+        mode.
         """
         drop_ins = {path: os.path.basename(os.path.dirname(path))[:-2] for path in paths if path.startswith(UNITS)}
         found = self.host.units(sorted(set(drop_ins.values())))
@@ -214,8 +214,8 @@ class Setup:
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
                 self.reboot = f"the kernel cannot unload the module {name} of driver {loaded}"
-                # Unloading failed, so load the unloaded modules again. Even that fails if a module that stayed loaded
-                # has another version than the files on disk.
+                # Unloading failed, so load the unloaded modules again. Loading them fails too if a module that stayed
+                # loaded has another version than the files on disk.
                 for one in [*self.desired.modules, *others]:
                     self.host.run(["modprobe", one])
                 return
@@ -277,7 +277,7 @@ class Setup:
                 self._reread(name, unit)
 
     def _reread(self, name: str, unit: dict[str, Any]) -> None:
-        """Restarts each service that reads its files only at its start, if a file changed after that start."""
+        """Restarts a service that reads its files only at its start, if one of the files changed after that start."""
         paths = list(self.desired.rereads.get(name, ()))
         late = [path for path in paths if path in self.files]
         late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])

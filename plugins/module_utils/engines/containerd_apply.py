@@ -120,8 +120,8 @@ class Applier:
         return tuple(int(one) for one in found.groups()) if found else ()
 
     def decide(self) -> None:
-        """Decides whether containerd must be restarted. It must if it started before the file changed, because it reads
-        the file only at its start.
+        """Decides whether containerd must be restarted. A restart is needed if containerd started before the file
+        changed, because containerd reads the file only at its start.
         """
         if not self.options.apply:
             return

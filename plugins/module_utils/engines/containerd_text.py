@@ -3,8 +3,8 @@
 
 In containerd 1.6 and 1.7 a drop-in file for the CRI plugin replaces the plugin's whole section, with cgroup driver,
 sandbox image and CNI folders. So for these versions our keys are written into the main file. From 2.0 on containerd
-merges single keys. So if the main file imports a folder, a separate file in that folder holds our keys, in the format
-version of the main file.
+merges files key by key. So if the main file imports a folder, a separate file in that folder holds our keys, in the
+format version of the main file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Desired(NamedTuple):
 
 
 def _get(text: str, key: str) -> str | None:
-    """Returns the value of a key in the file's notation. The text may be a Go template."""
+    """Returns the value of a key as it is written in the file. ``text``: the file, which may be a Go template."""
     return toml_text.get(hide_template(text)[0], key)
 
 
@@ -192,7 +192,7 @@ def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | No
     """Returns the text without our changes. ``former``: the text before our change, ``ours``: the text that we wrote.
 
     If nobody has changed the file since, the result is exactly ``former``. Else only our keys are removed, and each key
-    that had another value before gets that value again.
+    that had a value before our change gets that value again.
     """
     if text == ours:
         return former

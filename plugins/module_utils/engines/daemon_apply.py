@@ -77,8 +77,8 @@ class Applier:
             self.decide(document, argv)
 
     def check(self, document: dict[str, Any], argv: list[str]) -> None:
-        """Raises an error if the daemon would not start with the new file. A removal of the collection's keys is never
-        refused.
+        """Raises an error if the daemon would not start with the new file. Never raises an error for a removal of the
+        collection's keys.
         """
         if self.options.absent:
             return
@@ -196,7 +196,7 @@ class Applier:
             write_text(self.target, self.after)
 
     def follow(self) -> None:
-        """Makes the daemon apply the file by a reload or a restart, and checks that it did."""
+        """Makes the daemon apply the file by a reload or a restart, and checks that the daemon has the new values."""
         if self.applied == "none":
             return
         document = daemon_json.parse(self.after)

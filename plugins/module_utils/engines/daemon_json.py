@@ -65,7 +65,7 @@ class DaemonJsonError(ValueError):
 
 class Change(NamedTuple):
     """Describes one key whose value differs. ``apply``: ``reload`` or ``restart``, the action by which the running
-    daemon applies it.
+    daemon applies the change.
     """
 
     path: Path
@@ -193,7 +193,7 @@ def lookup(document: Any, path: Sequence[str], default: Any = None) -> Any:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], path: Path = ()) -> list[Change]:
-    """Returns the changes from one document to the other, each at its deepest differing key."""
+    """Returns the changes that turn ``before`` into ``after``. Each names the deepest key that differs."""
     changes: list[Change] = []
     for key in [*before, *(key for key in after if key not in before)]:
         here = (*path, key)
@@ -229,8 +229,8 @@ def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str
     """Returns the keys in the file whose value differs from the running daemon's, according to the JSON of ``docker
     info``.
 
-    Only keys that docker info reports can be checked; it does not report default-shm-size, for example. This finds a
-    play that was killed between the write and the reload.
+    Only keys that docker info reports can be checked; it does not report default-shm-size, for example. Such a
+    difference remains if a play was killed between the write and the reload.
     """
     found: list[Unapplied] = []
     running = dict(info.get("Runtimes") or {})

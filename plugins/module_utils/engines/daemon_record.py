@@ -23,7 +23,7 @@ def digest(text: str | None) -> str:
 
 
 def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
-    """Returns the values at any depth of a JSON value that are not objects. An empty object counts as such a value."""
+    """Returns every value inside a JSON value, at any depth, that is no object. An empty object is also returned."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves((*path, key), item)
@@ -34,7 +34,8 @@ def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
 def update(
     record: dict[str, Any] | None, text: str | None, new_text: str | None, changes: list[Change]
 ) -> dict[str, Any]:
-    """Returns the record for the change from ``text`` to ``new_text``. It keeps the first state of an earlier record.
+    """Returns the record for the change from ``text`` to ``new_text``. For a key in an earlier record (``record``), the
+    value before the first change is kept.
 
     The caller writes the record before the file. So if the run is killed in between, the file is unchanged and no
     former value is lost.
@@ -99,8 +100,8 @@ def drop(body: str, path: Path) -> str:
 
 
 def take_out(text: str | None, settings: dict[str, Any]) -> tuple[str | None, list[Change]]:
-    """Returns the text without the members of ``settings``, as far as they still have the value given there. Used for a
-    removal if there is no record.
+    """Returns the text without the members of ``settings``, as far as they still have the value in ``settings``. A
+    removal uses this function if there is no record.
     """
     mark, body = split(text)
     for path, value in leaves((), settings):

@@ -3,7 +3,8 @@
 
 Queries go directly to the engine's socket (docker_api): Debian 13 has the docker command in a separate package, and
 some versions of the command exit 0 while the daemon is down. Only ``restart`` may start a stopped daemon. A connection
-to the socket would start it through systemd's socket unit, so the socket is queried only while the service is active.
+to the socket would start the daemon through systemd's socket unit, so the socket is queried only while the service is
+active.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class DockerHost:
 
     def argv(self) -> list[str]:
         """Returns the command line of the running daemon process, in which systemd has expanded the unit's variables.
-        Empty if no daemon runs. While systemd 255 or newer starts the daemon, its process is systemd-executor, whose
-        options are not the daemon's.
+        Empty if no daemon runs, or if systemd 255 or newer is still starting it: until then the process is
+        systemd-executor, whose options are not the daemon's.
         """
         pid = self.unit().get("MainPID", "0")
         try:
@@ -81,7 +82,7 @@ class DockerHost:
         return words if words and "dockerd" in os.path.basename(words[0]) else []
 
     def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
-        """Returns the result of ``docker info``, or None if the daemon does not answer within so many seconds."""
+        """Returns the result of ``docker info``, or None if the daemon does not answer within ``timeout`` seconds."""
         return docker_api.info(self.address, timeout) if self.active() else None
 
     def containers(self, answers: bool = True) -> list[str]:

@@ -62,8 +62,8 @@ class Choice(NamedTuple):
 
 
 def names(wanted: dict[str, Any]) -> list[str]:
-    """Returns all packages whose versions ``choose`` must know. These are the packages that the user named, else every
-    package that may be chosen.
+    """Returns all packages whose versions ``choose`` must know. These are the packages that the user named. If the user
+    named none, they are all packages that may be chosen.
     """
     if wanted["packages"]:
         return [str(package) for package in wanted["packages"]]

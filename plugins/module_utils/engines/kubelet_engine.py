@@ -30,8 +30,8 @@ RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
 def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
     """Returns ``{"engine", "endpoint", "cgroup_driver"}`` of the running kubelet, None if no kubelet runs.
 
-    ``version``: of the host's kubelet; ``engine``: docker, containerd, crio, k3s or rke2, empty for an unknown
-    endpoint; ``cgroup_driver``: systemd or cgroupfs, empty if the configuration does not name it.
+    ``version``: the version of the host's kubelet; ``engine``: docker, containerd, crio, k3s or rke2, empty for an
+    unknown endpoint; ``cgroup_driver``: systemd or cgroupfs, empty if the configuration does not name it.
     """
     running: dict[str, str] = {}
     network = host.link("/proc/1/ns/net")
@@ -54,7 +54,7 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
 
 def _setting(host: Host, argv: Sequence[str], flag: str, in_config: re.Pattern[str]) -> str:
     """Returns the value of a setting. A flag overrides the configuration file and its drop-ins, of which the last
-    counts. Empty if nothing sets it.
+    counts. Empty if the setting has no value.
     """
     given, path, folder = _option(argv, flag), _option(argv, "--config"), _option(argv, "--config-dir")
     if given:
@@ -68,7 +68,9 @@ def _setting(host: Host, argv: Sequence[str], flag: str, in_config: re.Pattern[s
 
 
 def _option(argv: Sequence[str], name: str) -> str:
-    """Returns the value of an option in ``--name=value`` or ``--name value``; the last counts."""
+    """Returns the value of an option in ``--name=value`` or ``--name value``. If the option is repeated, the last value
+    counts.
+    """
     value = ""
     for word, after in zip(argv, [*argv[1:], ""]):
         if word == name:

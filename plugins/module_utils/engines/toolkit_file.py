@@ -15,7 +15,9 @@ from ..text import toml_text
 
 
 class TomlFile:
-    """Changes the file in one run; ``before`` and ``after`` are the texts of the file, None if there is none."""
+    """Changes the file in one run. ``before`` and ``after`` are the texts of the file before and after the change; None
+    means no file.
+    """
 
     def __init__(self, path: str, record: str | None = None, check_mode: bool = False) -> None:
         self.path, self.record, self.check_mode = path, record, check_mode

@@ -29,11 +29,11 @@ class Facts(NamedTuple):
     does; None if no probe ran.
 
     ``branch``: the driver's branch, 0 if unknown. ``modules``: ``proprietary`` if the driver has proprietary kernel
-    modules, else empty. ``cards``: GPUs older than Turing. ``mig``: UUIDs of GPUs in MIG mode. ``memacct_mode``: the
-    driver's RmMemacctMode, empty if not set. ``handover``: empty if containers get their GPUs by CDI, else the reason
-    why not. ``cgroup2``: whether version 2 of control groups is mounted at their root. ``controllers``: dmem and misc,
-    as far as the kernel has them; None if unknown. ``engine``, ``runtime``: the container engine and the OCI runtime
-    that it calls; empty if unknown.
+    modules, else empty. ``cards``: names of the GPUs older than Turing. ``mig``: UUIDs of GPUs in MIG mode.
+    ``memacct_mode``: the driver's RmMemacctMode, empty if not set. ``handover``: empty if containers get their GPUs by
+    CDI, else the reason why not. ``cgroup2``: whether version 2 of control groups is mounted at their root.
+    ``controllers``: dmem and misc, as far as the kernel has them; None if unknown. ``engine``, ``runtime``: the
+    container engine and the OCI runtime that it calls; empty if unknown.
     """
 
     branch: int
@@ -110,8 +110,8 @@ def obstacle(facts: Facts, sharing: str = "vcuda", count_context: bool = True) -
 
 
 def decide(requested: str, facts: Facts, sharing: str = "vcuda", count_context: bool = True) -> Verdict:
-    """Decides what enforces the limit. Known facts count first; if they prevent nothing, the result of the probe
-    decides.
+    """Decides what enforces the limit. If no known fact keeps the driver from enforcing the limit, the result of the
+    probe decides.
     """
     other = LIBRARY if sharing == "vcuda" else NONE
     if requested == LIBRARY:

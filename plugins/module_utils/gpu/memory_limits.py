@@ -101,8 +101,8 @@ def probe(
 ) -> tuple[str, str]:
     """Tests whether this host's driver enforces limits on all of these GPUs; returns (backend, "") or ("", why not).
 
-    Creates a test group, sets a limit of 64 MiB and reads it back, clears the limit and reads again, and removes the
-    group. Needs root.
+    Creates a test group, sets a limit of 64 MiB and reads it back, clears the limit and reads the limit again, and
+    removes the group. Needs root.
     """
     group = os.path.join(cgroup_root, f"{name}-{os.getpid()}")
     try:
@@ -119,8 +119,8 @@ def probe(
 
 
 def _turned_on(group: str, cgroup_root: str) -> str:
-    """Enables the controller in the test group if the kernel has the controller. Returns why that failed, else an empty
-    text.
+    """Enables the controller in the test group if the kernel has the controller. Returns why the controller cannot be
+    enabled, else an empty text.
     """
     controller = backend(cgroup_root)
     if controller not in _words(os.path.join(cgroup_root, "cgroup.controllers")) or controller in _words(

@@ -64,8 +64,9 @@ def _memory(gpu: dict[str, Any], profile: str) -> int:
 
 
 def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[str]:
-    """Returns errors for a geometry that has more instances of a profile than NVML allows on this GPU. Whether the
-    instances fit together is not checked, because NVML places them.
+    """Returns errors for a geometry with a profile that this GPU does not have, with more instances of a profile than
+    NVML allows, or with more than seven compute slices. The placement of the instances is not checked, because NVML
+    places them.
     """
     if not profiles:
         return []  # The NVML of some drivers lists no profiles before MIG is on.
@@ -83,8 +84,8 @@ def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[
 
 
 def busy(name: str, gpu: dict[str, Any], steps: Steps) -> list[str]:
-    """Returns an error if the steps would disturb processes. If the MIG mode changes, these are all processes on the
-    GPU. Else they are the processes in an instance that is destroyed, or in no known instance.
+    """Returns an error if the steps would disturb processes. A change of the MIG mode disturbs all processes on the
+    GPU. Other steps disturb the processes in an instance that is destroyed, or in no known instance.
     """
     whole = steps.mode is not None
     held = [one for one in gpu["processes"] if whole or one["instance"] is None or one["instance"] in steps.destroy]
@@ -118,8 +119,8 @@ def describe(gpu: dict[str, Any], steps: Steps) -> list[str]:
 
 
 def targets(gpus: Sequence[dict[str, Any]], geometry: dict[str, int]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the GPUs that a geometry applies to, and warnings. On a host with some GPUs that have no MIG, those GPUs
-    stay whole.
+    """Returns the GPUs that a geometry applies to, and warnings. GPUs without MIG stay whole on a host that also has
+    GPUs with MIG.
     """
     able = [gpu for gpu in gpus if gpu["mode"] is not None]
     if not able and geometry:

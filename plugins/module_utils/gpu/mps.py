@@ -21,7 +21,7 @@ RESOURCE = "nvidia.com/gpu"
 def client_cap(compute_capability: str | None, cuda_version: str | None) -> int:
     """Returns how many client contexts a GPU takes: 16 before Volta, 48 from Volta on, 60 with CUDA 13.1 and later.
 
-    Source: NVIDIA's MPS page. The number depends on the driver's CUDA version, not on a newer architecture.
+    Source: NVIDIA's MPS page. From Volta on, the number depends only on the driver's CUDA version.
     """
     capability = _numbers(compute_capability)
     if capability and capability < (7, 0):

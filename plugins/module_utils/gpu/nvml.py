@@ -221,8 +221,9 @@ def mig_devices(source: Any, handle: Any, card_bytes: int) -> list[dict[str, Any
 
 
 def mig_profile(name: str, gpu_slices: int, compute_slices: int, memory_mib: int, card_bytes: int) -> str:
-    """Returns the profile of a MIG device. If the driver wrote the profile into the device's name, it is the last word
-    there. Else it is computed by NVIDIA's rule, which counts memory in eighths of the card and rounds it to whole GiB.
+    """Returns the profile of a MIG device. If the driver wrote the profile into the device's name, the profile is the
+    last word of the name. Else it is computed by NVIDIA's rule, which counts memory in eighths of the card and rounds
+    it to whole GiB.
     """
     said = re.search(r" MIG (\S+)$", name)
     if said:

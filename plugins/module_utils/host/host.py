@@ -48,7 +48,9 @@ Runner = Callable[[Sequence[str]], Answer]
 
 
 def run_program(argv: Sequence[str], timeout: int = 60) -> Answer:
-    """Runs a program with a plain environment. A missing program returns 127, a program that hangs returns 124."""
+    """Runs a program with a plain environment. Returns the exit status 127 if the program cannot be started, and 124 if
+    it hangs.
+    """
     environment = dict(os.environ, LC_ALL="C", LANG="C")
     try:
         done = subprocess.run(

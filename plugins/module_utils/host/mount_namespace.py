@@ -238,7 +238,7 @@ def _wait(pid: int, timeout: float, while_running: Callable[[int], None]) -> tup
 
 
 def _kill(pid: int) -> None:
-    """Kills the program and its children: the program leads a process group of its own."""
+    """Kills the program and its children. They are one process group, which the program leads."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes run ids. A run of the isolation check puts its id into the name of each object that it creates. So the
-leftovers of a killed run can be distinguished from the objects of a check that still runs. The id holds the pid, the
-start time of that process, and the boot, because the kernel reuses pids, above all after a reboot.
+leftovers of a killed run can be distinguished from the objects of a check that still runs. The id holds the pid of the
+run's process. It also holds the start time of the process and the id of the boot, because the kernel reuses pids, above
+all after a reboot.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _has_former_ended(pid: str, proc: str, made: float | None) -> bool:
     if not start:
         return True
     booted = _booted(proc)
-    # If the process with this pid began after the object was created, it did not create the object, but reuses the pid.
+    # A process that began after the object was created did not create the object, but reuses the pid.
     began = booted + int(start) / os.sysconf("SC_CLK_TCK")
     return made is not None and booted > 0.0 and began > made + SET_S
 

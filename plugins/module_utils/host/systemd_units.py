@@ -68,7 +68,7 @@ class UnitFiles:
         answer = self.run(["systemctl", "disable", "--now", self.unit])
         if answer.rc != 0 and self._is("active"):
             # Stopping failed, so keep the unit file. Without it nothing could stop the service any more, and the GPUs
-            # would keep its settings.
+            # would keep the service's settings.
             raise UnitError(f"systemctl disable --now {self.unit} failed with {answer.rc}: {answer.err.strip()}")
         for path in there:
             os.unlink(self.path(path))
@@ -90,9 +90,9 @@ class UnitFiles:
         return fields.get("NeedDaemonReload") == "yes", bool(started) and newest > began
 
     def try_restart(self, units: Sequence[str]) -> list[str]:
-        """Restarts the running units and returns the faults. A unit that is absent or does not run stays as it is. An
-        enabled oneshot unit, such as NVIDIA's unit for CDI files, is an exception: it has ended after its work, so it
-        is started again.
+        """Restarts the running units and returns the faults. A unit that is absent or does not run stays as it is.
+        Exception: an enabled oneshot unit, such as NVIDIA's unit for CDI files, ends after its work, so it is started
+        again.
         """
         faults = []
         for unit in units:

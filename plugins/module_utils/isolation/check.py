@@ -75,7 +75,7 @@ class SliceCheck:
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         others = [one for one in status["slices"] if one["uuid"] == gpu["uuid"] and one["id"] not in lease["ids"]]
-        # What enforces memory limits, as the plugin reports it.
+        # The plugin's report of what enforces memory limits.
         self._claimed = str(status.get("memory_enforcement") or "")
         self._has_neighbours = any(one["in_use"] for one in others)
         of_gpu = [one.get("memory_mib", 0) for one in status["slices"] if one["uuid"] == gpu["uuid"]]
@@ -160,7 +160,7 @@ class SliceCheck:
         def before_start(pid: int) -> None:
             seen["missing"] = observer.missing_mounts(pid, self._promised)
             seen["nodes"] = observer.gpu_device_nodes(pid)
-            # Read the limit while the container waits, because its control group disappears with it.
+            # Read the limit while the container waits, because the control group disappears with the container.
             if self._by_driver and watch is not None:
                 self._limit = observer.driver_limit(watch.reader, self._expected.uuid, self._group_of(pid))
 
@@ -265,10 +265,10 @@ class SliceCheck:
         return [one for one in checks if one["verdict"] == verdicts.VIOLATED]
 
     def _try_bypasses(self, ways: list[str]) -> list[dict[str, Any]]:
-        """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice, because then
-        it must get no memory. A bypass that cannot be prevented gets its memory. So it runs in an empty slice, where
-        this memory is not another container's. The exception, PAST_THE_SLICE, runs alone and only if no other slice of
-        the GPU is in use.
+        """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice, because in a
+        full slice it must get no memory. A bypass that cannot be prevented gets memory. So it runs in an empty slice,
+        where it takes no other container's memory. The exception, PAST_THE_SLICE, runs alone and only if no other slice
+        of the GPU is in use.
         """
         if self._by_driver:
             # The driver enforces the limit, so in a full slice it refuses every bypass, and none can use another
@@ -406,7 +406,7 @@ class SliceCheck:
         return self._beside(verdicts.IMPORT, MEET_S + self.runner.overhead_s, meet)
 
     def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
-        """Leases another free slice of this GPU, calls ``work`` with it and returns the result. If less than
+        """Leases another free slice of this GPU, and returns the result of ``work`` with that slice. If less than
         ``least_s`` seconds of ``duration`` remain, the check is left out.
         """
         if self._left_s() < least_s:
@@ -433,7 +433,7 @@ class SliceCheck:
         return found
 
     def _run_nvidia_ml_py(self) -> dict[str, Any]:
-        """The package is in no image, so the program always runs in a namespace of the host."""
+        """Runs nvidia-ml-py always in a namespace of the host, because no image has this package."""
 
         def runner() -> Any:
             return self.runner if self.runner.name == NAMESPACE else self._engines.namespace(self._as_leased())

@@ -46,7 +46,7 @@ class ContainerdRunner(EngineRunner):
         for name, value in sorted(dict({"PATH": PATH, "HOME": "/"}, **environment).items()):
             self._options += ["--env", f"{name}={value}"]
         for mount in mounts:
-            # ctr splits at commas and has no quoting.
+            # ctr splits the argument of --mount at commas and has no quoting.
             if "," in mount.host_path + mount.container_path:
                 raise RunnerError(f"ctr cannot mount {mount.host_path}: there is a comma in its path")
             access = "ro" if mount.read_only else "rw"

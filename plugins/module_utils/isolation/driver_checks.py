@@ -188,7 +188,7 @@ class DriverChecks:
         return [step() for name, step in steps if wanted(name)]
 
     def refuses(self, group: str, hard: int, name: str = driver_verdicts.REFUSES, full: Any = None) -> dict[str, Any]:
-        """Lets one tenant allocate until the driver refuses. Calls ``full`` while the tenant holds that memory."""
+        """Lets one tenant allocate until the driver refuses. Calls ``full`` while the tenant holds its memory."""
         return driver_verdicts.of_sum(name, self._claimed, hard, self._fill(group, [group], hard, full))
 
     def children(self, group: str, hard: int) -> dict[str, Any]:
@@ -224,8 +224,8 @@ class DriverChecks:
         return Sum(taken, used, room, fault)
 
     def root(self, group: str, pid: int, hard: int) -> dict[str, Any]:
-        """Tests whether a process with the container's capabilities may set the group's limit. It sets the present
-        value, so that nothing changes.
+        """Tests whether a process with the container's capabilities may set the group's limit. The process sets the
+        present value, so that nothing changes.
         """
         code, call, capabilities = -1, "", 0
         try:
@@ -250,7 +250,7 @@ class DriverChecks:
                 one.must("managed", size=PIECE)
                 found = found._replace(group=self._account.used(group) - before, card=self._account.card()[1] - on_card)
         except NvmlError:
-            found = found._replace(ordinary=0)  # With this enforcement the driver has no account of the group.
+            found = found._replace(ordinary=0)  # The driver has no account of this group.
         except TenantError as fault:
             found = found._replace(fault=str(fault))
         return driver_verdicts.of_managed(self._claimed, found)

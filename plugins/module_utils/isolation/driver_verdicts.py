@@ -123,7 +123,7 @@ def of_sum(name: str, claimed: str, hard: int, found: Sum) -> dict[str, Any]:
 
 
 def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, Any]:
-    """Judges the driver's reply when root of the container sets the limit of its group."""
+    """Judges the driver's reply when root of the container sets the limit of the container's group."""
     wanted, found = f"code {NO_PERMISSION}, no permission", f"code {code}"
     if code == NO_PERMISSION:
         return check(ROOT, PASSED, wanted, found, detail=claimed)
@@ -157,8 +157,8 @@ def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
 
 
 def of_orphan(claimed: str, code: int, call: str, found: Deltas) -> dict[str, Any]:
-    """Judges whether memory of an ended process is still charged while a child of it has the process's driver
-    descriptor open.
+    """Judges whether the driver charges or refuses memory that a child allocates by the driver descriptor of its ended
+    parent.
     """
     wanted = f"{found.size} charged to the group, or refused"
     if found.fault:

@@ -56,10 +56,11 @@ class Engines:
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
-        self._made: dict[str, str] = {}  # Maps an engine to its image or folder.
+        self._made: dict[str, str] = {}  # Maps an engine to the image or folder that this run made.
         self._begun: set[str] = set()
-        self._silent: dict[str, str] = {}  # Maps a client to the message that it did not reply.
-        # These two are for the report: the image of the containers, and why no engine of higher priority was used.
+        self._silent: dict[str, str] = {}  # Maps a client that did not reply to the error message about it.
+        # Two values for the report: the image of the containers, and the reasons why engines of higher priority were
+        # not used.
         self.image = ""
         self.reasons: list[str] = []
 
@@ -127,8 +128,8 @@ class Engines:
         return maker(client, root, [*lease.mounts, *words], lease.environment, lease.devices, devices)
 
     def _begin(self, engine: str, client: str) -> None:
-        """Removes the leftovers of killed runs at an engine, once for all slices of a run. It does so even if the user
-        named an image, because a leftover container may still hold GPU memory.
+        """Removes the leftovers of killed runs at an engine, once for all slices of a run. This is done even if the
+        user named an image, because a leftover container may still hold GPU memory.
         """
         if engine in self._begun:
             return

@@ -26,8 +26,8 @@ CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
 # Folder with the root file systems of containerd's containers. It is not below /run, which may be mounted noexec.
 ROOTS = "/var/lib/vgpu/isolation-"
-# Prefix of the record of an engine and a run. A record is written before docker or podman creates something, and
-# deleted when all of that is removed. For containerd the run's folder serves as the record.
+# Prefix of the record of an engine and a run. A run writes its record before docker or podman creates something, and
+# deletes the record when it has removed everything. For containerd the run's folder serves as the record.
 RECORDS = "/var/lib/vgpu/check-"
 # Files that show that an engine is in use: docker's daemon runs, or podman's storage has an image. A query of such an
 # engine changes nothing.
@@ -94,7 +94,7 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
         return Leftover([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _has_root_ended(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
-    if not ask or not os.path.exists(client):  # If the engine was removed, it has no leftovers.
+    if not ask or not os.path.exists(client):  # An engine that was removed has no leftovers.
         return Leftover([], [], records)
     try:
         return Leftover(_containers(client), _images(client), records)

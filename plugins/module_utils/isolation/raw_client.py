@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a tenant (test process) without libvgpu.so, in a container's control group. It calls the driver directly.
+"""Runs a tenant (test process) without libvgpu.so, in a container's control group. The tenant calls the driver
+directly.
 
-driver_checks.py starts this program from its text. The program enters the group before it loads a library of the
-driver. It then writes one line of JSON for each line of JSON that it reads, and ends at the end of its input. All sizes
-are in bytes. ``code`` is the driver's return value; 0 means granted.
+driver_checks.py passes the text of this program to Python (option -c). The program enters the group before it loads a
+library of the driver. It then writes one line of JSON for each line of JSON that it reads, and ends at the end of its
+input. All sizes are in bytes. ``code`` is the driver's return value; 0 means granted.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Client:
         return {"code": 0} if gone else {"code": -1, "call": "the process that opened the driver did not end"}
 
     def become(self, pid: int) -> dict[str, Any]:
-        """Enters the user namespace of another process, and reduces the own capabilities to those of the other
+        """Enters the user namespace of another process, and reduces this process's capabilities to those of the other
         process.
         """
         libc = ctypes.CDLL(None, use_errno=True)
@@ -127,7 +128,7 @@ class Client:
         sets = (ctypes.c_uint32 * 6)()
         for half in range(2):
             bits = has >> 32 * half & 0xFFFFFFFF
-            sets[3 * half], sets[3 * half + 1] = bits, bits  # Effective and permitted; no inheritable ones.
+            sets[3 * half], sets[3 * half + 1] = bits, bits  # Set effective and permitted; leave inheritable 0.
         if libc.capset(header, sets) != 0:
             return {"code": -1, "call": f"capset: {os.strerror(ctypes.get_errno())}"}
         return {"code": 0, "capabilities": has}

@@ -29,7 +29,9 @@ for n in range(pynvml.nvmlDeviceGetCount()):
 
 
 def by_nvidia_smi(runner: Any, program: str, timeout: float, expected: verdicts.Expected) -> tuple[dict[str, Any], str]:
-    """Returns the check of the numbers that nvidia-smi prints, and its table for people (empty if it failed)."""
+    """Returns the check of the numbers that nvidia-smi prints, and the table that nvidia-smi prints for people (empty
+    if nvidia-smi failed).
+    """
     outcome = runner.run([program, *QUERY], timeout)
     table = runner.run([program], timeout).out if outcome.rc == 0 else ""
     return verdicts.of_reader("nvidia-smi", outcome.rc, outcome.out, outcome.err, expected), table
@@ -39,7 +41,7 @@ def by_nvidia_ml_py(
     runner: Callable[[], Any], vgpuctl: str, timeout: float, expected: verdicts.Expected
 ) -> dict[str, Any]:
     """Returns the check of the numbers that nvidia-ml-py returns with the Python of the node's programs. ``runner``
-    makes what runs the program; it is not called if there is no such Python.
+    makes the runner of the program. It is not called if the node has no such Python.
     """
     python = interpreter_of(vgpuctl)
     if not python:

@@ -188,7 +188,7 @@ class EngineRunner:
         return timed_out
 
     def _end(self) -> None:
-        """If a hanging engine did not end the container, kills the container's first process, and thereby all its
+        """If a hanging engine did not end the container, kills the container's first process, which ends all its
         processes. This must happen before the slice is released, because a pod must not get a slice whose memory is
         still in use. The mount namespace identifies the process, because its pid may have been reused.
         """

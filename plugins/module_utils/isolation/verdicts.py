@@ -22,9 +22,9 @@ VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
 # rollback.
 FORMER = "held"
 MIB = 1 << 20
-# The driver may give a slice this many bytes more than its limit, for a moment or by rounding: it grows a memory pool
-# in steps of 32 MiB, which the library gives back if they do not fit, and it rounds pieces of each process up to 2 MiB.
-# Measured on an H200 with driver 580: 16 MiB beyond a slice of 35 942 MiB.
+# The driver may exceed a slice's limit by this many bytes. It grows a memory pool in steps of 32 MiB; a step that does
+# not fit is given back by the library. It also rounds pieces of each process up to 2 MiB. Measured on an H200 with
+# driver 580: 16 MiB beyond a slice of 35 942 MiB.
 DRIVER_STEP = 64 * MIB
 
 # The checks that the probe must report when all are requested.
@@ -292,8 +292,8 @@ def seen(most_bytes: int | None, filled_bytes: int) -> bool:
 
 def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expected, filled_bytes: int) -> dict[str, Any]:
     """Compares the memory that the driver reports for the slice's processes with the limit plus ``DRIVER_STEP``. More
-    than that is a violation, whatever the probe reports. Less passes only if a poll saw the slice filled as the probe
-    reports.
+    memory is a violation, whatever the probe reports. Other figures pass only if a poll saw the slice filled as the
+    probe reports.
     """
     limit = expected.memory_mib * MIB + DRIVER_STEP
     wanted = f"at most {limit} ({expected.memory_mib} MiB, and {DRIVER_STEP // MIB} MiB for rounding by the driver)"

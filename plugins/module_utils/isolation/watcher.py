@@ -21,8 +21,8 @@ MORE_LOOKS = 3
 # Seconds for which a bypass runs at least.
 LEAST_HOLD_S = 8.0
 # Number of processes to inspect, from the process of a bypass up through its parents. The process itself may not show
-# to which run it belongs, because it has its own mount namespace, or because its first thread has ended. Then one of
-# its parents shows it, at the latest the probe.
+# to which run it belongs, because it has its own mount namespace, or because its first thread has ended. In these cases
+# one of its parents shows the run. The last such parent is the probe.
 MOST_PARENTS = 8
 
 # Maximum length of a process's name in the kernel.
@@ -59,7 +59,7 @@ class Observation:
 
     @property
     def absent(self) -> str:
-        """Returns why the watcher cannot name a bypass; empty if a watcher polls."""
+        """Returns why the watcher cannot name a bypass; empty if the watcher polls processes."""
         if self._first is None:
             return "this device plugin has no watcher"
         if not self._first["interval_s"]:

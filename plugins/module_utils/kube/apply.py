@@ -65,8 +65,8 @@ def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def refusals(api: Any, objects: Sequence[dict[str, Any]]) -> str:
-    """Returns the API server's objections to these objects, with the remedy; empty if it would
-    accept all. Changes nothing.
+    """Returns the API server's objections to these objects, with the remedy; empty if the server would accept all
+    objects. Changes nothing.
     """
     refused = [api.refusal(path_of(one), one) for one in objects]
     lines = list(dict.fromkeys(filter(None, refused)))

@@ -151,8 +151,8 @@ def _setup(desired: plugin.Desired, folder: str) -> dict[str, Any]:
 
 
 def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
-    """Returns the arbiter's container, which divides the time of each GPU between its containers. A restart of the
-    plugin's container does not affect it.
+    """Returns the container of the arbiter, the program that divides the time of each GPU between containers. A restart
+    of the plugin's container does not affect it.
     """
     program = f"{desired.library_root}/current/vgpu-arbiter"
     return {
@@ -166,7 +166,8 @@ def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
         },
         "resources": {"requests": {"cpu": "10m", "memory": "8Mi"}, "limits": {"memory": "64Mi"}},
         "volumeMounts": [
-            # Each allocation is a mount on the host. The container must also see mounts that are made after its start.
+            # Each allocation's folder is a mount on the host. The container must also see mounts that are made after
+            # its start.
             {"name": "run", "mountPath": "/run/vgpu", "mountPropagation": "HostToContainer"},
             {"name": "library", "mountPath": desired.library_root, "readOnly": True},
         ],

@@ -22,7 +22,7 @@ except ImportError:
 
 # Seconds to wait for one reply of the API server.
 ANSWER = 30
-# Maximum number of a list's objects in one reply. The list of a large cluster comes in several short replies.
+# Maximum number of a list's objects in one reply. So the API server sends a long list in several short replies.
 PAGE = 500
 # HTTP statuses if the user may not read or write an object, or if its namespace is missing. Any other refusal of a dry
 # run does not predict that the write fails, because a webhook of another product may not support dry runs.

@@ -113,8 +113,8 @@ def _said(container: dict[str, Any]) -> tuple:
 
 
 def _keeper(api: Any, pod: dict[str, Any], node: str) -> tuple[str, str, str]:
-    """Follows a pod's owners to the topmost one, which would start the pod again; returns its title, path and
-    remedy.
+    """Follows a pod's owners to the topmost owner, which would start the pod again. Returns this owner's title, path
+    and remedy.
     """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"

@@ -24,7 +24,7 @@ TEMPLATE = "vgpu.fleet/template"
 # Update strategies of the DaemonSet. Either Kubernetes replaces the pods of an old template, or the user who applied
 # the new template replaces them node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
-# Annotations, conditions and taint that the program writes on its node or reads there.
+# Annotations, conditions and taint that the program writes on its node or reads from it.
 ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
 TAINT = "vgpu.fleet/gpu-unhealthy"
 # Node annotation that names the labels that the program set, without their prefix LABELS_PREFIX.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cordons and drains one Kubernetes node. The functions take a ``kube_client.Api`` or an object with its methods."""
+"""Cordons and drains one Kubernetes node. The functions take an ``Api`` of client.py or an object with the same
+methods.
+"""
 
 from __future__ import annotations
 

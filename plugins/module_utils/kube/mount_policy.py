@@ -14,7 +14,7 @@ from typing import Any, Mapping, Sequence
 from ..pods import mounts
 
 API = "admissionregistration.k8s.io/v1"
-# The first version with ValidatingAdmissionPolicy in v1.
+# The first Kubernetes version that has ValidatingAdmissionPolicy in API version v1.
 KNOWS_POLICIES = (1, 30, 0)
 OF_DEVICE_PLUGIN = "vgpu-device-plugin-mounts"
 OF_SCHEDULER = "vgpu-scheduler-mounts"
@@ -85,8 +85,8 @@ def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
 
 def ground() -> dict[str, Any]:
     """Returns a device plugin's policy that refuses nothing and names no node. A run creates it before it writes the
-    nodes. Each later write names the policy's resourceVersion, so of two simultaneous writers the API server refuses
-    one.
+    nodes. Each later write names the policy's resourceVersion, so if two runs write at once, the API server refuses one
+    of the writes.
     """
     policy = of_nodes({})[0]
     spec = {"matchConstraints": policy["spec"]["matchConstraints"], "validations": [{"expression": "true"}]}

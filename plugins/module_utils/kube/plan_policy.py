@@ -38,7 +38,7 @@ def manifests(writers: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -
                 for operation, resources in RULES
             ]
         },
-        # If a pod has none of these annotations, as most pods, the API server skips the other expressions.
+        # If a pod has none of these annotations, which is the usual case, the API server skips the other expressions.
         "matchConditions": [
             {"name": "annotated", "expression": has},
             {"name": "not-a-node", "expression": f"!request.userInfo.username.startsWith({_text(NODE)})"},

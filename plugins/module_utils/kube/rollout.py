@@ -86,10 +86,10 @@ def admission(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[str, str]:
-    """Tests by a dry run whether a pod that requests ``resource`` is assigned to ``scheduler``. Returns (fault, doubt),
-    both empty if it is. A doubt is the reason why nothing was tested: the user's rights or another rule of the cluster
-    refused the pod. Repeats the test for up to ``seconds``: the API server learns a webhook's certificate and addresses
-    some seconds after its pods are ready.
+    """Tests by a dry run whether a pod that requests ``resource`` is assigned to ``scheduler``. Returns (fault, doubt).
+    Both are empty if the pod is assigned to ``scheduler``. A doubt says why nothing was tested: the user's rights or
+    another rule of the cluster refused the pod. Repeats the test for up to ``seconds``: the API server learns a
+    webhook's certificate and addresses some seconds after its pods are ready.
     """
     deadline = clock() + seconds
     limits = {"limits": {resource: "1"}}

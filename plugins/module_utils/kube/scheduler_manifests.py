@@ -36,8 +36,8 @@ from .scheduler_webhooks import webhooks
 
 
 def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
-    """Returns the entry under ``extenders`` of the kube-scheduler's configuration. Nodes advertise only the GPU count
-    and no other resource of a GPU request. So the entry makes the kube-scheduler ignore those other resources.
+    """Returns the entry under ``extenders`` of the kube-scheduler's configuration. Nodes advertise only the GPU count.
+    So the entry makes the kube-scheduler ignore the other resources of a GPU request, such as memory.
     """
     count, *others = resource_names(config)
     managed = [{"name": count, "ignoredByScheduler": False}]

@@ -113,8 +113,8 @@ def _unpack(root: str, version: str, archive: str, checksum: str | None) -> str:
     folder = os.path.join(root, f".{version}.new")
     os.mkdir(folder, 0o755)
     try:
-        # Open the file only once, for both digest and unpacking, because another process may replace the file in
-        # between.
+        # Open the file only once, and both compute the digest and unpack from this descriptor, because another process
+        # may replace the file meanwhile.
         with open(archive, "rb") as stream, tarfile.open(fileobj=_checked(stream, archive, checksum)) as bundle:
             for member in bundle:
                 name = os.path.basename(member.name)

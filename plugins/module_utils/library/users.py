@@ -2,10 +2,11 @@
 """Finds which versions of the vGPU library (libvgpu.so) are in use on a node: mapped, mounted, or promised to a
 container.
 
-A version may be removed only if none of three cases applies. Mapped: a process has mapped its files, such as a process
-of a container, or the arbiter (the service that divides GPU time). Mounted: its files are mounted in a mount namespace,
-even if no process of that container has loaded them yet. Promised: the device plugin's records name it. The kubelet
-restarts an ended container with the mounts of the plugin's first reply, so the version's folder must still exist.
+A version may be removed only if none of three cases applies. Mapped: a process of a container, or the arbiter (the
+service that divides GPU time), has mapped files of the version. Mounted: files of the version are mounted in a mount
+namespace, even if no process there has loaded them yet. Promised: the device plugin's records name the version. The
+kubelet restarts an ended container with the mounts of the plugin's first reply, so the version's folder must still
+exist.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ RECORDS = "/var/lib/vgpu/allocations.json"
 
 
 def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
-    """Returns the used versions of ``versions`` below ``root``. Reads the maps of every process, so call it rarely.
+    """Returns those of ``versions`` (folders below ``root``) that are in use. Reads the maps of every process, so call
+    it rarely.
 
     If the device plugin's records exist and cannot be read, every version counts as in use.
     """

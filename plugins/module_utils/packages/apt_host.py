@@ -129,7 +129,7 @@ class AptHost:
 
     def lists_age(self) -> float:
         """Returns the seconds since apt read the package lists; infinity if it never did."""
-        # Use the modification time of this folder, because apt changes it even if no list has changed.
+        # Use the modification time of this folder: apt changes it at every update, even if no list has changed.
         times = [os.stat(path).st_mtime for path in (f"{apt_scratch.LISTS}/partial",) if os.path.isdir(path)]
         return max(0.0, time.time() - max(times)) if times else math.inf
 

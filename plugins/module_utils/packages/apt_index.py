@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes an apt repository of package files that lie on a host, for hosts that reach no mirror. So apt can resolve
-dependencies and pin versions as with any other repository.
+"""Makes an apt repository of package files that lie on a host, for hosts that reach no mirror. With the repository, apt
+can resolve dependencies and pin versions of these packages.
 """
 
 from __future__ import annotations

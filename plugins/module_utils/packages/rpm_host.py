@@ -152,8 +152,8 @@ class RpmHost:
     def install(self, packages: dict[str, str], files: Sequence[str], keep: Sequence[str] = ()) -> None:
         """Installs exactly these versions in one transaction, newer or older, without recommended packages.
 
-        ``keep``: packages that must not change their version. Only dnf needs this list, because its versionlock plugin
-        is off, which would also lock our own packages. zypper respects its locks.
+        ``keep``: packages that must not change their version. Only dnf needs this list: its versionlock plugin is off,
+        because the plugin would also lock our own packages. zypper respects its own locks.
         """
         what = "installing " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
         if self.manager == "dnf":

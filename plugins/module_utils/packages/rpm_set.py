@@ -193,8 +193,8 @@ class PackageSet:
             raise RpmError(f"these package files are not on the host: {', '.join(missing)}")
 
     def put_files(self) -> None:
-        """Writes and removes repository files, and reads the repository's index. If this fails, the caller reverts it
-        by ``take_back``.
+        """Writes and removes repository files, and reads the repository's index. If one of these steps fails, the
+        caller reverts all by ``take_back``.
         """
         files = self.host.repository_files()
         ours, key_path = f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo", ""
@@ -215,13 +215,13 @@ class PackageSet:
                 self.plan.append(f"{'remove' if text is None else 'write'} {path}")
         if self.check_mode or not self.source_changed:
             return
-        # Record a file with the collection's name as new (None), even if it existed, because an earlier version of the
-        # collection wrote it. So a later removal deletes the file.
+        # Record a file with the collection's name as new (None), so that a later removal deletes it. A file of this
+        # name that existed before was written by an earlier version of the collection.
         mine = {ours, key_path}
         self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
         package_manager.write_texts(self.files_after)
         if self.desired.source:
-            # zypper accepts a key that rpm already trusts without a question, and refuses any other key.
+            # If rpm already trusts the key, zypper accepts it and asks nothing. It refuses any other key.
             if self.desired.source.get("key") and self.host.manager == "zypper":
                 self.host.trust(f"{KEYS}/{self.desired.name}.asc")
             self.host.refresh(self.desired.name)

@@ -164,8 +164,8 @@ def resolve(packages: Iterable[str], known: dict[str, list[str]]) -> dict[str, s
 
 def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, list[str]]) -> dict[str, str]:
     """Returns those installed packages of ``known`` that must change together with a changed package: its dependencies,
-    which have the same version now. They must be named, because zypper downgrades only named packages and would refuse
-    the transaction.
+    which now have the version of that package. They must be named, because zypper downgrades only named packages and
+    would otherwise refuse the transaction.
     """
     found = {}
     for name, versions in known.items():

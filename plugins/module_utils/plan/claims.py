@@ -105,8 +105,8 @@ def warnings(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def _containerd(state: dict[str, Any]) -> str:
-    """Returns why the containerd of this host's kubelet passes no CDI devices to containers. Empty if it does, or if it
-    is unknown whether it does.
+    """Returns why the containerd of this host's kubelet passes no CDI devices to containers. Empty if it passes them,
+    or if that is unknown.
     """
     if (state.get("kubelet_engine") or {}).get("engine") != "containerd":
         return ""

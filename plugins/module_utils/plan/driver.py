@@ -95,7 +95,7 @@ def replaces(change: str) -> bool:
 
 
 def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
-    """Returns whether a driver of another branch runs. Its packages may have other names, and are replaced."""
+    """Returns whether a driver of another branch runs. The role replaces its packages, which may have other names."""
     runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
     branch = branch_of(runs)
     return choice.branch is not None and branch is not None and branch != choice.branch
@@ -109,7 +109,8 @@ def _named(wanted: dict[str, Any]) -> bool:
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
     """Returns whether an installation replaces a running driver of another branch, under other package names."""
     if wanted.get("packages") and not wanted.get("branch"):
-        # If the user named the packages, their branch is unknown. Then only changed versions count; see ``replaces``.
+        # If the user named the packages, their branch is unknown. In this case only changed versions count; see
+        # ``replaces``.
         return False
     return _other_branch(choice, state) and any(not BESIDE.match(text) for text in changes)
 

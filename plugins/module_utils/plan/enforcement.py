@@ -36,8 +36,8 @@ def verdict(desired: dict[str, Any], state: dict[str, Any]) -> Verdict | None:
 
 
 def faults(desired: dict[str, Any], found: Verdict | None) -> list[str]:
-    """Returns errors that stop the run. There is one if the user allows only the driver to enforce limits and it is
-    known that the driver cannot.
+    """Returns errors that stop the run. Returns an error if the user allows only the driver to enforce limits and the
+    driver is known to be unable to.
     """
     requested = desired["node_config"].get("flags", {}).get("plugin", {}).get("memoryEnforcement", rule.AUTO)
     if found is None or requested != DRIVER or found.by_driver or found.why.startswith(NOT_YET):
@@ -84,7 +84,7 @@ def _memacct_mode(registry: str) -> str:
 
 def handover(state: dict[str, Any]) -> str:
     """Returns why the engine that starts containers on this host cannot run the hook that sets the driver's limits.
-    Empty if it can, or if it is unknown whether it can.
+    Empty if the engine can, or if this is unknown.
     """
     packages = state.get("packages") or {}
     if state.get("kubelet_engine"):

@@ -37,7 +37,7 @@ def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list
         name, pin = name_of(package), version_of(package, version)
         found = state["packages"].get(name)
         if pin.startswith("@"):
-            # The pin means: the version of another package, the leader. So a change of the leader also changes this
+            # This pin requires the version of another package, the leader. So a change of the leader also changes this
             # package.
             leader = state["packages"].get(pin[1:])
             pin = upstream(leader) + "*" if leader and (not found or upstream(found) != upstream(leader)) else ""

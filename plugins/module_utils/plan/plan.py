@@ -62,7 +62,7 @@ def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
             continue
         part = PARTS[role](wanted, state, desired)
         # A role's records are the files from which it restores former settings. An unreadable record is an error if the
-        # role changes something, because the role would fail in the middle of the run when it reads its record.
+        # role changes something, because the role would fail in the middle of the run when it reads the record.
         (faults if part.changes else warnings).extend(f"{role}: {text}" for text in _spoiled(wanted, state))
         warnings += [f"{role}: {text}" for text in part.warnings]
         faults += [f"{role}: {text}" for text in part.errors]
@@ -130,8 +130,8 @@ def _after_driver(
     wanted = desired["roles"].get("device_plugin") or {}
     changes = {step["role"]: step["changes"] for step in steps}
     driver = changes.get("nvidia_driver", [])
-    # If the change disturbs running work, a new package also counts as a replacement, because packages of another
-    # branch may have other names.
+    # If the change of the driver disturbs running work, a new package also counts as a replacement, because the
+    # packages of another branch may have other names.
     replaced = any(map(replaces, driver))
     disturbed = any(step["role"] == "nvidia_driver" and step["disturbs"] for step in steps)
     replaced = replaced or (disturbed and any(change.startswith("install ") for change in driver))

@@ -14,8 +14,8 @@ from ..host import distribution
 AUTO = "auto"
 OLDEST = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
-# The oldest Python that can run Ansible's modules, and the paths at which such Pythons are searched: first the system's
-# own, then the newest first.
+# The oldest Python that can run Ansible's modules, and the paths of such Pythons in the order of the search: the
+# system's own Python, then the others from the newest to the oldest.
 OLDEST_OF_MODULES = (3, 8)
 CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(14, 7, -1))]
 
@@ -74,8 +74,8 @@ def choose(host: dict[str, Any], python: str = AUTO, packages: str | Sequence[st
 
 
 def small_program(host: dict[str, Any], python: str = AUTO) -> str:
-    """Returns the Python for those of our programs that need only Python 3.8. It is the system's own if that is new
-    enough.
+    """Returns the Python for those of our programs that need only Python 3.8. This is the system's own Python if it is
+    new enough.
     """
     if python != AUTO:
         return python
@@ -100,8 +100,8 @@ def missing(choice: Choice, found: dict[str, Any]) -> list[str]:
 def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], versions: Mapping[str, str]) -> str:
     """Returns another Python for the remaining tasks of a play, if removing the packages deletes the Python that runs
     the play's modules. This can happen because ansible-core by default uses a host's newest Python, which may be the
-    device plugin's. Empty if that Python is not deleted, or if no other Python exists. ``running``: the Python that
-    runs the play's modules here. ``real``: maps each path to its real path. ``versions``: the version that each
+    device plugin's. Empty if the modules' Python is not deleted, or if no other Python exists. ``running``: the Python
+    that runs the play's modules here. ``real``: maps each path to its real path. ``versions``: the version that each
     candidate reports.
     """
     gone = real.get(choice.python, choice.python)

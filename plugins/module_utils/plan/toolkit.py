@@ -52,8 +52,7 @@ def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[st
 def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     """Returns warnings for the toolkit's options on a host whose cards are shared in slices.
 
-    These are no errors, because a host may have containers that are meant to get whole cards by an environment
-    variable.
+    Returns no errors, because a host may have containers that are meant to get whole cards by an environment variable.
     """
     wanted = desired["roles"].get("nvidia_docker") or {}
     if desired["sharing"] != "vcuda" or wanted.get("state") != PRESENT:
@@ -62,7 +61,7 @@ def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         text = _merged(wanted, state)[0]
         found = {key: toml_text.get(text, key) for key in UNSET}
     except toml_text.TomlError:
-        return []  # Give no warning in this case, because the plan reports it as an error.
+        return []  # Give no warning for an unreadable file, because the plan reports it as an error.
     in_force = {key: value or UNSET[key] for key, value in found.items()}
     path = wanted["config_path"]
     shown = {key: f"{value or f'unset, which means {UNSET[key]},'} in {path}" for key, value in found.items()}

@@ -6,7 +6,8 @@ kubelet's topology manager. ``vgpu.fleet/plan`` on a pod: the scheduler writes t
 binds the pod, so a pod has a plan exactly when it has a node. ``vgpu.fleet/given`` on a pod: the allocated GPUs, which
 override the plan. The device plugin writes them if the kubelet chose other GPUs than planned, and the scheduler writes
 them when it grants another size (resizes.py). These three are JSON with a version; memory is in MiB, cores in percent.
-``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods, with commas.
+``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods, separated by
+commas.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def write_plan(plan: Plan) -> str:
         {"name": part.container, "kind": part.kind, "gpus": [list(one[:3]) for one in part.devices]} for part in plan
     ]
     for one, part in zip(containers, plan):
-        # The burst memory has a separate key. So an older program, which does not know this key, uses only the promised
+        # The burst memory has a separate key. An older program does not know this key, so it uses only the promised
         # memory.
         if any(device.burst_mib for device in part.devices):
             one["burst"] = [device.burst_mib for device in part.devices]

@@ -2,8 +2,8 @@
 """Finds the mounts of a pod that conflict with the files that its container gets with a slice.
 
 A mount at or below one of our paths hides our file. A mount above our paths holds our mount points, so another
-container that shares the volume can rename them. The other container itself needs no rule, because the container with
-the slice must mount the shared volume there, and this mount is already a conflict. A symbolic link in an image can lead
+container that shares the volume can rename them. The other container itself needs no rule: the container with the slice
+must mount the shared volume above our paths, and this mount is already a conflict. A symbolic link in an image can lead
 a mount to our paths under another name. A rule that reads only the pod's spec cannot see that, so the device plugin's
 watcher checks the actual mounts on the node.
 

@@ -47,7 +47,7 @@ class Preferences(NamedTuple):
         return bool(self.use_uuids or self.avoid_uuids or self.use_models or self.avoid_models)
 
     def takes(self, uuid: str, model: str) -> bool:
-        """Returns whether the pod may use a GPU. If a pod both names and excludes a GPU, it is excluded."""
+        """Returns whether the pod may use a GPU. A GPU that the pod both names and excludes is excluded."""
         name, text = uuid.lower(), model.lower()
         if name in self.avoid_uuids or any(part in text for part in self.avoid_models):
             return False

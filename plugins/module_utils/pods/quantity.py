@@ -54,7 +54,7 @@ def _exact(text: str) -> Fraction | None:
 
 
 def whole(value: Any, low: int, high: int, unit: str = "") -> int:
-    """Returns a whole number from ``low`` to ``high``. Raises QuantityError."""
+    """Returns a quantity as a number. Raises QuantityError unless it is a whole number from ``low`` to ``high``."""
     expected = f"a whole number from {low} to {high}{' ' + unit if unit else ''}"
     number = exact(value)
     if number is None:
@@ -67,7 +67,7 @@ def whole(value: Any, low: int, high: int, unit: str = "") -> int:
 
 
 def mebibytes(mib: int) -> str:
-    """Returns the text as the API server writes it: in the largest unit that leaves a whole number."""
+    """Returns the quantity as the API server writes it: in the largest unit that gives a whole number."""
     for unit in ("Mi", "Gi", "Ti"):
         if mib % 1024 or unit == "Ti":
             return f"{mib}{unit}"

@@ -143,14 +143,14 @@ def size_on(ask: Ask, card: Card) -> Size | None:
 
 
 def limit_of(slice_cores: int) -> int:
-    """Converts the percentage of an equal slice to the cores of a Size. A slice of 100 % gives 0 (no limit), because it
-    does not own the GPU exclusively.
+    """Converts the percentage of an equal slice to the cores of a Size. A slice of 100 % gives 0 (no limit). It does
+    not give 100, because 100 means the whole GPU exclusively.
     """
     return 0 if slice_cores >= 100 else slice_cores
 
 
 def needs(ask: Ask) -> str:
-    """Returns the size on one GPU, in the unit of the pod."""
+    """Describes in words the requested size on one GPU, in the unit that the pod uses."""
     kind, amount = ask.memory
     words = {
         MIB: f"{amount} MiB",
@@ -222,8 +222,8 @@ def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:
 
 
 def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], findings: list[Finding]) -> None:
-    """Checks the pod's label with the GPU count. Adds an error if the count is above 1 and could apply to several
-    containers, and a warning if it applies to none.
+    """Checks the pod's label with the GPU count. Adds an error if a count above 1 could apply to several containers,
+    and a warning if the label applies to no container.
     """
     mine = [ask for ask in asks if ask.dialect == "alibaba"]
     label = pod_resources.GPU_COUNT_LABEL

@@ -4,8 +4,8 @@
 The pod's owner writes the request ``vgpu.fleet/resize``: JSON, ``{container: {memory_mib, cores}}``, for each of the
 container's GPUs; an omitted value stays unchanged. If the leading scheduler grants the request, it writes three
 annotations at once: ``vgpu.fleet/given`` (the new plan, the GPUs with their sizes), ``vgpu.fleet/resized`` (the granted
-request) and ``vgpu.fleet/former`` (the plan before). The device plugin removes ``former`` when the limits on the node
-match ``given``. Until then the greater of the two sizes counts. No I/O.
+request) and ``vgpu.fleet/former`` (the plan before the resize). The device plugin removes ``former`` when the limits on
+the node match ``given``. Until then the greater of the two sizes counts. No I/O.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 # (an equal slice of the card) have no amount.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
-MAX_MIB = 1 << 24  # 16 TiB: more than any card has, and sums cannot overflow.
+MAX_MIB = 1 << 24  # 16 TiB. No card has as much, and sums of such values cannot overflow.
 
 
 class Memory(NamedTuple):
@@ -350,9 +350,9 @@ def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
 
 
 def _qgpu(values: _Values, name: str, config: Config) -> Ask | None:
-    """Reads a request of qGPU. Under 100 percent it means a part of one GPU, and multiples of 100 mean whole GPUs.
-    Other values above 100 are divided evenly over as few GPUs as suffice: each gets an equal part of cores and memory,
-    rounded down, as in TKE.
+    """Reads a request of qGPU. Less than 100 percent means a part of one GPU. Multiples of 100 mean whole GPUs. Other
+    values above 100 are divided over as few GPUs as suffice. Each GPU gives an equal part of cores and memory, rounded
+    down, as in TKE.
     """
     percent = values.number(QGPU_CORE, 1, 100 * MAX_GPUS, "%")
     gib = values.number(QGPU_MEMORY, 1, MAX_MIB // 1024, "GiB")

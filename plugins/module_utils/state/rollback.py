@@ -80,14 +80,14 @@ def kept(host: Host) -> dict[str, Any] | None:
     keys = ("library", "plugin", "node_config", "units")
     if not isinstance(found, dict) or not all(key in found for key in keys):
         return None
-    # A record of an older version has no configs and no daemonset. A rollback to it leaves the files of these two
-    # unchanged.
+    # A record of an older version has no configs and no daemonset. A rollback to such a record leaves the named
+    # configurations and the DaemonSet file unchanged.
     return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
 
 
 def proven(host: Host) -> bool:
-    """Returns whether isolation was proven for the running state. If it was, a new upgrade must save the running state,
-    and an older record is outdated.
+    """Returns whether isolation was proven for the running state. If so, an older rollback point is outdated, and a new
+    upgrade must save the running state.
     """
     gpus = nvml.read()
     runs = digest.fingerprint(running_plugin.status(host), gpus["gpus"], gpus["driver_version"])

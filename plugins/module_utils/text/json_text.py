@@ -34,7 +34,9 @@ class JsonTextError(ValueError):
         super().__init__(f"line {self.line}, column {self.column}: {reason}")
 
     def pointer(self) -> str:
-        """Returns the faulty line with a mark under the column. Tabs before it stay, so that the mark aligns."""
+        """Returns the faulty line, and below it a mark under the column. The mark's line repeats the tabs, so that the
+        mark aligns.
+        """
         lead = "".join("\t" if char == "\t" else " " for char in self.source[: self.column - 1])
         return f"{self.source}\n{lead}^"
 

@@ -12,11 +12,11 @@
  * This process has no library and reads the real usage from the driver. It prints ten numbers:
  *   trials; stalled (a survivor made no progress in 4 s of running or sleeping); leaked (the slice had bytes missing);
  *   over (usage was above the limit);
- *   slow (a survivor made no progress for 100 ms); own (the same, but the time of waiting for a processor not counted);
+ *   slow (a survivor made no progress for 100 ms); own (like slow, but without the time of waiting for a processor);
  *   longest stall in µs; longest time in µs until a survivor could allocate the rest of the slice;
  *   holders (victims that died while they had the lock of the ledger, the slice's file of charged memory);
- *   naps (the most short sleeps of a survivor until a living process had the lock. A busy machine does not change this
- *   number, because a process without a processor takes no naps)
+ *   naps (the largest number of short sleeps of a survivor until a living process had the lock. A busy machine does not
+ *   change this number, because a process without a processor takes no naps)
  * A stalled survivor or a leak ends the run, because later trials would mean nothing.
  */
 #include <fcntl.h>

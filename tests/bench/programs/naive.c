@@ -75,7 +75,7 @@ static void join(void)
     if (map == MAP_FAILED)
         abort();
     shared = map;
-    flock(file, LOCK_UN); /* Without this the mapping would keep the file open, and so keep its lock. */
+    flock(file, LOCK_UN); /* close() alone would keep the lock, because the mapping keeps the file open. */
     close(file);
 }
 

@@ -11,8 +11,8 @@
  * instructions outside the driver; locked instructions in LIBRARY; system calls; calls from LIBRARY into the driver; calls
  * into the vDSO, by which a program reads the clock.
  *
- * Instructions in the vDSO are not counted: it is code of the running kernel, and a read of the clock starts again when
- * the kernel has updated the time meanwhile, which happens at every fourth call under single-stepping.
+ * Instructions in the vDSO, code of the running kernel, are not counted, because their number varies. A read of the
+ * clock starts again if the kernel has updated the time meanwhile; under single-stepping every fourth call does so.
  *
  * A step takes thousands of times as long as the instruction. The library would see pauses of the program, so its reads
  * of the time stamp counter return one tick for each instruction.
@@ -67,7 +67,8 @@ struct code {
     struct range ours, vdso, driver[2]; /* the driver's libraries, libcuda and libnvidia-ml */
 };
 
-/* Finds the address range of a library's code in that process; leaves it empty if the library is not loaded. */
+/* Finds the address ranges of `library`, the vDSO and the driver in process `pid`; code that is not loaded has an empty
+ * range. */
 static struct code code_of(pid_t pid, const char *library)
 {
     char path[64], line[512], mode[8], name[256];
@@ -131,7 +132,7 @@ static bool is_counter(pid_t pid, const unsigned char *code, struct user_regs_st
     return true;
 }
 
-/* Single-steps until the program stops for another reason. Returns 0 at a SIGSTOP, 1 if the program ended. */
+/* Single-steps until something other than a step stops the program. Returns 0 at a SIGSTOP, 1 if the program ended. */
 static int walk(pid_t pid, const struct code *code, struct counts *counts, int *status)
 {
     struct user_regs_struct registers;

@@ -16,9 +16,9 @@
  * Blocks are short, so other programs on the machine delay only some of them, and the median stays the same. A segment
  * is the launches between two fences. If a block is shorter than a quarter of a segment, it rarely contains a fence.
  *
- * If the hooked function is empty, the measured cost of the hook is its full cost. If it is the real function, a part
- * of that cost overlaps with the driver's waiting, and reading the counter costs more, because it waits for the
- * driver's writes.
+ * If the hooked function is empty, the measured cost of the hook is its full cost. If the driver's function is called,
+ * a part of that cost overlaps with the driver's waiting. A read of the time stamp counter then costs more, because the
+ * read waits for the driver's writes.
  *
  * Two processes cannot be compared, because the addresses of their memory and the length of the simulated queue change
  * the driver's cost by more than the library's cost. So all turns run in one process. The queue is emptied after the

@@ -37,7 +37,7 @@ struct work {
     CUdeviceptr held; /* allocation that the next "free" frees */
 };
 
-/* Resolves the functions by the route link, dlsym or proc. Returns false for another route or a missing function. */
+/* Resolves the functions by the route link, dlsym or proc. Returns false for an unknown route or a missing function. */
 bool work_route(struct work *work, const char *route);
 /* Calls cuInit and creates a context on the device, as at the start of a program. */
 bool work_start(struct work *work, int device);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill.py CLIENT WAY: allocate GPU memory by a client's own calls until an allocation fails, then free all of it.
+"""fill.py CLIENT WAY: allocate GPU memory by a client's call WAY until an allocation fails, then free all of it.
 
 Prints a line of JSON at each step and waits for a line on standard input. The steps are ``ready`` (the context exists),
 ``full`` (number of granted allocations, the error, and the total memory that the client shows or null) and ``empty``.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 PIECE = 16 << 20
 MOST = 200
 
-Client = tuple[Callable, Callable, Callable]  # Allocates once; frees a list of allocations; returns the shown total.
+Client = tuple[Callable, Callable, Callable]  # Three functions: allocate; free a list; return the shown total.
 
 
 def bindings(way: str) -> Client:
@@ -50,7 +50,7 @@ def bindings(way: str) -> Client:
 
 
 def core(way: str) -> Client:
-    """Allocates by cuda.core. Its Device.sync needs the runtime, which does not run here, so it syncs a stream."""
+    """Allocates by cuda.core. Device.sync needs the CUDA runtime, which does not run here, so this syncs a stream."""
     from cuda.bindings import driver
     from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions, VirtualMemoryResource
 

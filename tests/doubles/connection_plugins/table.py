@@ -40,12 +40,12 @@ DOCUMENTATION = """
                 - name: table_dies_at
 """
 
-# The module's name in the wrapper of its archive. Each release of ansible-core writes the name in another form.
+# The module's name in the wrapper of its archive. The form of the name differs between releases of ansible-core.
 MODULE = re.compile(rb"""(?:ansible_module|_module_name|module_name)\s*=\s*['"]([\w.]+)['"]|AnsiballZ_(\w+)\.py""")
 # If the module ``command`` runs one of these programs, the table has a separate result for the program.
 PROGRAMS = ("vgpuctl", "wheelhouse")
-# A host of this kind fails the isolation check (of the limits on the node) also after the upgrade, so it never becomes
-# ``done``.
+# A host of this kind fails the isolation check (attempts to exceed the limits on the node) also after the upgrade, so
+# it never becomes ``done``.
 FAILING = "unproven"
 # After a run of this module the kind of the host is ``done``.
 LAST = "systemd_service"

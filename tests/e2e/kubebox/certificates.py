@@ -63,7 +63,7 @@ class Authority:
         return certificate, key
 
     def kubeconfig(self, name: str, server: str, subject: str, names: str = "") -> Path:
-        """Writes a kubeconfig for ``subject``; with ``names`` its pair also works for a server."""
+        """Writes a kubeconfig for ``subject``. ``names``: addresses, if a server uses the certificate too."""
         certificate, key = self.pair(name, subject, names)
         path = self.folder / f"{name}.conf"
         cluster = {"server": server, "certificate-authority": str(self.certificate)}

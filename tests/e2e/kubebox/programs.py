@@ -43,7 +43,7 @@ class Programs:
     plugin_image: Path  # Archive of the device plugin's image, which is named PLUGIN_IMAGE.
     helm: Path
     scheduler_image: Path  # Archive of vgpu-scheduler's image, which is named SCHEDULER_IMAGE.
-    cache: Path  # Value of XDG_CACHE_HOME. Filled in advance, because the box has no network.
+    cache: Path  # Value of XDG_CACHE_HOME. The folder is filled in advance, because the box has no network.
 
     def to_json(self) -> str:
         return json.dumps({name: str(path) for name, path in asdict(self).items()})
@@ -66,8 +66,8 @@ def _said_by(command: list[str]) -> Path:
 
 
 def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
-    """Builds an image of the project, as the role does or with the library as the chart needs it. An existing image is
-    built again only if sources have changed."""
+    """Builds an image of the project as the role does. ``with_library``: adds the library, which the chart needs. An
+    existing image is built again only if sources have changed."""
     # The tool prints resolved paths, and .build may contain links into another checkout.
     tools, out = ROOT / "native" / "plugin" / "tools", (ROOT / ".build" / name).resolve()
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resets cluster and node, so that each test file starts in the same state.
 
-A file that needs a container runtime other than Debian's containerd names it: ``RUNTIME = WITH_CDI``.
+A file that needs a container runtime other than Debian's containerd names that runtime: ``RUNTIME = WITH_CDI``.
 """
 
 from __future__ import annotations

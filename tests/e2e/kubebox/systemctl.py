@@ -83,7 +83,7 @@ def start(unit: str) -> None:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            # As systemd does, the program gives a service its own PATH and not the environment of the play.
+            # As systemd does, the program starts a service with a default PATH and without the play's environment.
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
         )
     (STATE / path_of(unit).name).write_text(str(process.pid))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs fixed steps with ResourceClaims on a kubelet, the real one or the double, and returns the trace of its calls.
 
-A step that requests something from the kubelet waits until that is done, so that each recorded call belongs to the step
-that caused it. Repetitions of a call that keeps failing are not recorded.
+A step that requests something from the kubelet waits until the kubelet has done it, so that each recorded call belongs
+to the step that caused it. Repetitions of a call that keeps failing are not recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kubelet(Protocol):
 
     def why_not(self, name: str, lasting: bool = False) -> str:
         """Returns the kubelet's message why it does not start the pod. ``lasting``: waits for a message that the
-        kubelet repeats. Under load another one was seen before it, whose text is not known.
+        kubelet repeats, because under load the kubelet first reported another message.
         """
 
     def injected(self, name: str) -> dict[str, list[str]]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a fixed sequence of steps on a kubelet, the real one or the double, and returns the trace of its calls.
 
-A step that requests something from the kubelet waits until that is done, so that each recorded call belongs to the
-step that caused it.
+A step that requests something from the kubelet waits until the kubelet has done it, so that each recorded call belongs
+to the step that caused it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from .host import Host, Slice, layouts
 
 class Arbiter:
     """Runs vgpu-arbiter during a with block. Its slices get tenant and GPU pages, the files by which a slice reports
-    its work and learns when it may use the GPU. They stay after the block."""
+    its work and learns when it may use the GPU. The pages stay after the block."""
 
     def __init__(self, host: Host, slices: Sequence[Slice]) -> None:
         self._host = host
@@ -26,7 +26,7 @@ class Arbiter:
         self._process: subprocess.Popen | None = None
 
     def _lay_out(self, one: Slice) -> None:
-        """Creates a slice's pages next to its ledger and links its files into the node's folder, as the plugin does."""
+        """Creates the pages next to the ledger (file of charged memory), and links all files into the node's folder."""
         node = self._run / "allocations" / one.folder.name
         (node / "rw").mkdir(parents=True)
         uuid = self._host.uuid

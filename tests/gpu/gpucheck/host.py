@@ -222,7 +222,9 @@ class Slice:
         )
 
     def charged(self) -> dict[str, int]:
-        """Returns the ledger's totals of living processes: bytes of allocations (used) and of contexts (context)."""
+        """Returns the totals of living processes in the ledger, the file of charged memory.
+
+        used: bytes of allocations; context: bytes of contexts."""
         for row in layouts.read_ledger(str(self.ledger))["totals"]:
             if row["uuid"] == self.host.uuid:
                 return {"used": row["used"], "context": row["context"]}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stage of gpu-check about memory limits that the driver itself enforces for control groups, from branch 615 on. It
-runs the test of these limits that the device plugin makes at its start, allocates memory in a group with a limit until
-the driver refuses, and runs the checks of the module vgpu_isolation in such a group. It is skipped on an older driver.
+runs the device plugin's start-up test of these limits. In a group with a limit it allocates memory until the driver
+refuses, and runs the checks of the module vgpu_isolation. The stage is skipped on an older driver.
 Strings such as ``get alloc 4096`` are commands of the program hand.c.
 """
 
@@ -18,7 +18,7 @@ from .host import MIB, OK, OUT_OF_MEMORY, ROOT, Hand, Host
 from .report import Report, Skip
 
 FIRST_BRANCH = 615
-# Command that starts a process with the capabilities of root in an ordinary container.
+# Command that starts a process with the capabilities that root has in an ordinary container.
 ORDINARY = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "sleep", "600")
 # The stage fails if one of these checks fails. The other checks are only reported, because their result on a real GPU
 # is unknown.
@@ -35,7 +35,7 @@ def _shared(name: str, package: str = "gpu") -> Any:
 
 
 def cgroup_root() -> Path | None:
-    """Returns a writable mount point of control groups version 2, or None; hook and plugin need the root group."""
+    """Returns a writable mount point of control groups version 2, or None. The stage makes its groups there."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         if line.split()[2] == "cgroup2" and os.access(line.split()[1], os.W_OK):
             return Path(line.split()[1])
@@ -96,8 +96,8 @@ def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) 
 
 
 def _tried(host: Host, report: Report, limits: Any, reader: Any, handle: Any, backend: str) -> None:
-    """Runs the checks of vgpu_isolation in a limited group. Among them are managed memory and the child of an ended
-    process."""
+    """Runs the checks of vgpu_isolation in a limited group. Some of them try managed memory and the child of an
+    ended process."""
     checks, hard, root = _shared("driver_checks", "isolation"), 2048 * MIB, cgroup_root()
     assert root is not None
     group = root / f"vgpu-gpu-check-{os.getpid()}-tried"

@@ -83,7 +83,7 @@ def _description_locks(host: Host) -> bool:
 
 
 def at(steps: list, version: int) -> str:
-    """Returns the entry for a version from a list of [first version, entry]."""
+    """Returns the entry that applies to ``version``, from a sorted list of [first version, entry]; else "!never"."""
     found = "!never"
     for since, answer in steps:
         if since <= version:

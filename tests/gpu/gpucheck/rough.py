@@ -66,8 +66,7 @@ def private_context(host: Host, report: Report) -> None:
 
 def loader(host: Host, report: Report) -> None:
     """Tests whether two threads end: one inside dlopen whose constructor uses CUDA, and one that makes a call, either
-    the process's first call or a later one. If the driver alone hangs, the library cannot end the threads, so there is
-    no gate."""
+    the process's first call or a later one. If the first call hangs without the library too, it has no gate."""
     rounds = 2 if host.quick else 10
     slices = {
         "without the library": host.base_env,
@@ -122,7 +121,7 @@ def mixed_shares(host: Host, report: Report) -> None:
 def capture(host: Host, report: Report) -> None:
     """Captures a graph while the limiter is busy: it must have exactly the program's nodes.
 
-    This is repeated for each call that begins a capture."""
+    The stage captures once with each call that begins a capture."""
     native = host.program("capture", env=host.base_env)
     report.figure("without the library", native)
     limited = host.program("capture", env=host.slice(host.limit(), sm=20).env())

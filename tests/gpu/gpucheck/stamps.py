@@ -43,8 +43,8 @@ def windows(intervals: Sequence[tuple[int, int]], since: int, until: int, length
 
 
 def period(intervals: Sequence[tuple[int, int]]) -> float:
-    """Returns the median nanoseconds from one launch's start to the next's, without throttling. This is the cost of a
-    launch on an idle GPU, with the gap between two kernels."""
+    """Returns the median nanoseconds from one launch's start to the next's. Without throttling this is the cost of a
+    launch on an otherwise idle GPU, with the gap between two kernels."""
     steps = sorted(later[0] - earlier[0] for earlier, later in zip(intervals, intervals[1:]))
     return float(steps[len(steps) // 2]) if steps else 0.0
 

@@ -3,8 +3,8 @@
  * loader PLUGIN first|later: one thread opens PLUGIN by dlopen. The constructor of PLUGIN waits until the main thread
  * is about to call the driver, then calls the driver too. The loader's lock is held during a constructor, so a deadlock
  * is possible: the program then hangs. With "first" the main thread makes the process's first call. NVIDIA's driver 580
- * opens libraries in that call, so it hangs even without a preloaded library. With "later" the driver is initialized
- * before the thread starts.
+ * opens libraries in a process's first call, so with "first" the program hangs even without a preloaded library. With
+ * "later" the driver is initialized before the thread starts.
  *
  * Compiled with -DPLUGIN, this file is the library PLUGIN.
  */

@@ -39,7 +39,7 @@ static int racer(struct board *board, int first, unsigned rounds)
         CUdeviceptr pointer = 0;
         pthread_barrier_wait(&board->ready);
         if (atomic_load(&board->broken))
-            break; /* Every process reads this value after the same barrier and stops. */
+            break; /* Every process reads `broken` after the same barrier, so all stop. */
         status = CALL(cuMemAlloc_v2, &pointer, atomic_load(&board->piece));
         if (status == CUDA_SUCCESS)
             atomic_fetch_add(&board->winners, 1);

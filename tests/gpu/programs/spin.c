@@ -69,7 +69,7 @@ static int ascending(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* Returns the median of 32 durations by the GPU's clock, or 0 without stamps (the simulated driver stores none). */
+/* Returns the median ns of 32 launches by the GPU's clock, or 0 without stamps (the simulated driver stores none). */
 static uint64_t duration_of(unsigned steps)
 {
     enum { LAUNCHES = 32 };

@@ -28,9 +28,9 @@ RESULTS = HERE / "results"
 PAGE = HERE.parents[2] / "docs" / "frameworks.md"
 LIMIT_S = 600
 
-# Each program prints: version, right (whether its result is right) and, if it can query them, total_mib and refused
-# (whether twice the slice was refused).
-# The only argument is the size of the slice in MiB. A missing framework ends the program with ImportError.
+# Each program prints: version, right (whether its result is right) and, if the framework can query them, total_mib and
+# refused (whether twice the slice was refused). The only argument is the size of the slice in MiB. A missing framework
+# ends the program with ImportError.
 PROGRAMS = {
     "PyTorch": """
 import torch
@@ -203,7 +203,7 @@ def outcome(found: dict[str, Any], slice_mib: int) -> str:
 def use(name: str, python: str, slice_mib: int) -> dict[str, Any] | None:
     """Runs one framework in a new process and returns its record, or None if the framework is not installed."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.py"  # Triton reads the source file of its kernels.
+        path = Path(folder) / "program.py"  # Triton reads its kernels from a source file.
         path.write_text(FRAME.format(PROGRAMS[name]))
         return _use([python, str(path), str(slice_mib)], slice_mib)
 
@@ -226,7 +226,7 @@ def _use(command: list[str], slice_mib: int) -> dict[str, Any] | None:
 
 
 def page(records: Sequence[dict[str, Any]], results: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """Returns the page. ``results``: of each run on a GPU the results of run.py, one for each label."""
+    """Returns the page. ``results`` has a list for each run on a GPU: run.py's result for each label."""
     runs: dict[str, list[str]] = {}
     for one in sorted(records, key=lambda record: (record["date"], record["framework"].lower())):
         rows = runs.setdefault(RUN.format(**{"gpu": "GPU unknown", **one}), [])
@@ -263,7 +263,7 @@ def records_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def results_in(folder: Path) -> list[list[dict[str, Any]]]:
-    """Returns the results of each run, which has a subfolder."""
+    """Returns the results of each run. Each run has a subfolder of ``folder``."""
     runs = [sorted(one.glob("*.json")) for one in sorted(folder.iterdir()) if one.is_dir()]
     return [[json.loads(path.read_text()) for path in paths] for paths in runs]
 

@@ -72,7 +72,7 @@ def measure(row: table.Row, device_name: str, seconds: float, half: bool = False
 
 
 def summary(row: table.Row, lengths: list[float]) -> dict[str, Any]:
-    """Returns statistics of the steps' durations (in seconds)."""
+    """Returns the row's figures. ``lengths`` are the durations of its steps in seconds."""
     ordered = sorted(lengths)
     return {
         "status": table.DONE,

@@ -20,7 +20,7 @@ FEATURES, HIDDEN = 300, 512
 
 
 class PreActivation(nn.Module):
-    """Bottleneck of "Identity Mappings in Deep Residual Networks": norm and activation before each convolution."""
+    """Block of "Identity Mappings in Deep Residual Networks": norm and activation before each convolution."""
 
     def __init__(self, inside: int, width: int, stride: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class PreActivation(nn.Module):
 
 
 def resnet_trunk(blocks: Sequence[int], last_stride: int = 2) -> nn.Sequential:
-    """Stem and four stages. With ``last_stride`` 1 the last stage is dilated instead, for output stride 16."""
+    """Returns stem and four stages. With ``last_stride`` 1 the last stage is dilated instead, for output stride 16."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.MaxPool2d(3, 2, padding=1)]
     inside = 64
     for stage, count in enumerate(blocks):
@@ -61,7 +61,7 @@ def resnet_v2(blocks: Sequence[int]) -> nn.Module:
 
 
 def vgg_16() -> nn.Module:
-    """Configuration D of "Very Deep Convolutional Networks"."""
+    """Returns configuration D of "Very Deep Convolutional Networks"."""
     layers: list[nn.Module] = []
     inside = 3
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):

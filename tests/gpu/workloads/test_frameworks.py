@@ -40,7 +40,7 @@ def test_page_is_generated_from_the_records() -> None:
     )
 
 
-# columns: results of the slice alone and oversold (items per second by row); expected row of the page for 2.1
+# columns: results of the slice alone and oversold (items per second by workload); the page's row of workload 2.1
 @pytest.mark.parametrize(
     ("alone", "oversold", "line"),
     [

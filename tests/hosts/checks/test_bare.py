@@ -72,7 +72,7 @@ def test_mistake_is_found_before_any_host_is_changed(
 
 @pytest.fixture(scope="module")
 def prediction(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Prediction:
-    """Runs site.yml once with --check --diff, with more slices per T4 than recommended for this model."""
+    """Runs site.yml once with --check --diff, with more slices (parts of a GPU) than recommended for a T4."""
     inventory = tmp_path_factory.mktemp("advice") / "inventory"
     shutil.copytree(INVENTORY, inventory)
     set_group(inventory, "t4", vgpu_split_count=8)

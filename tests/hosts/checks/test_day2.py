@@ -200,7 +200,7 @@ def test_lost_and_found(node: Node, work: Work, lost: Lost, tmp_path: Path) -> N
 
 
 def test_lost_gpu_is_named_by_plan_and_result(node: Node, work: Work, tmp_path: Path) -> None:
-    """The plan in check mode warns of the lost GPU before any change, and the run's result names the GPU once."""
+    """The plan (printed before any change) warns of the lost GPU, and the run's result names the GPU once."""
     node.shell(f"gpusimctl fall-off 1; systemctl restart {PLUGIN}")
     try:
         until(lambda: "is lost" in show(node, "status"), "vgpuctl status reports the lost GPU")

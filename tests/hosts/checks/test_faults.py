@@ -29,7 +29,7 @@ WANTED = int(os.environ.get("VGPU_FAULTS", "5"))
 SEED = int(os.environ.get("VGPU_FAULTS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 # Number of kills on one host before a run on it may finish; further kills use a new bare host.
 ON_ONE_HOST = 5
-# Shorter tasks run on the controller only, so a kill cannot interrupt work on the host.
+# Seconds. Shorter tasks run on the controller only, so a kill cannot interrupt work on the host.
 SHORTEST = 0.15
 LIMIT = 900.0
 # Kills a task's processes on the host. podman exec started them, so they have no parent process on the host. With the
@@ -72,8 +72,8 @@ BUSY = "ps -eo pid,ppid,args | grep -E 'apt-get|dpkg|[A]nsiballZ' | grep -v grep
 
 @dataclass
 class Point:
-    """A moment of a kill: seconds after a task's banner, and which process is killed. ``came`` is set once it
-    happened."""
+    """A moment of a kill: seconds after a task's banner, and which process is killed. ``came``: whether the kill
+    has happened."""
 
     task: str
     seconds: float
@@ -184,8 +184,8 @@ def undisturbed() -> tuple[Ended, list[tuple[str, float]]]:
 
 
 def end_leases(node: Node) -> None:
-    """End the leases of killed isolation checks. Each ends by itself after at most an hour (docs/operations.md), longer
-    than this test waits."""
+    """End the leases (reserved slices) of killed isolation checks. A lease ends by itself after at most an hour
+    (docs/operations.md), longer than this test waits."""
     status = node.json("vgpuctl", "status", "--json")
     for one in [one for one in status["allocations"] if one["kind"] == "lease"]:
         assert 0 < one["expires_in_s"] <= 3600, f"a lease without an end: {one}"

@@ -243,7 +243,7 @@ def test_an_unsupported_gpu_is_named_before_any_install(
     before = state(node)
     with card(node, device):
         alone = role(DRIVER, tmp_path, **variables)
-        # The plan reports the same error and ends the run, so no role starts.
+        # The plan, made before any role runs, reports the same error and ends the run.
         whole = play("--limit", HOST, "-e", json.dumps(variables))
     for run in (alone, whole):
         assert run.returncode == 2, run.stdout

@@ -51,7 +51,7 @@ def files(node: Node) -> dict[str, str]:
     return {
         path: f"{facts} {digests.get(path, '')}"
         for path, facts in entries.items()
-        # A trailing slash makes a folder match the prefix of its contents.
+        # With the added slash, an entry for the contents of a folder ("/etc/cni/") also covers the folder itself.
         if not f"{path}/".startswith((*PASSING, *allowed())) and "__pycache__" not in path
     }
 

@@ -89,7 +89,7 @@ def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(nodes: dict[str, Node], churn: Path) -> Iterator[subprocess.Popen[str]]:
-    """A container in a slice that allocates all the time, from before the upgrade until a test stops it."""
+    """A container in a slice (part of a GPU) that allocates from before the upgrade until a test stops it."""
     node = nodes[FIRST]
     node.copy(churn, "/root/churn")
     pod = node.json("vgpu-kubelet-double", "run-pod", "--name", "work", "--json", "--count", "1")
@@ -169,8 +169,8 @@ def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempP
 
 def named_as_old(node: Node) -> list[str]:
     """Return the allocations (what one container was given) whose container has old mounts: single files of a former
-    release. The watcher, the part of the device plugin that looks for containers which bypass their limits, lists
-    them. It polls three more times first, and must report no bypass."""
+    release. The list comes from the watcher, the part of the device plugin that looks for containers which bypass
+    their limits. Before the list is read, the watcher polls three more times; it must report no bypass."""
     end = time.monotonic() + LIMIT
     goal = node.json("vgpuctl", "watch", "--json")["looks"] + 3
     while (found := node.json("vgpuctl", "watch", "--json"))["looks"] < goal and time.monotonic() < end:

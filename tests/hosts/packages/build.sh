@@ -114,8 +114,8 @@ for upstream in $toolkit_versions; do
 	END
 done
 
-# The last release is a meta package. The release before it still contains the wrapper and owns /etc/docker/daemon.json,
-# so its removal can affect that file.
+# The last release of nvidia-docker2 is a meta package. The release before it, 2.13.0, still contains the wrapper and
+# owns /etc/docker/daemon.json, so a removal of 2.13.0 can affect that file.
 begin nvidia-docker2 2.14.0-1
 rm -f "$tree/DEBIAN/conffiles"
 finish "nvidia-docker CLI wrapper, transitional (stand-in)" <<-END

@@ -22,13 +22,13 @@ BOOT_TIMEOUT = 90.0
 
 # On cgroup v1 podman mounts the machine's systemd hierarchy over the container's hierarchy. The hosts would then share
 # the cgroups of units with equal names, and a booting host would delete the cgroups of the others ("podman exec" fails
-# with "cgroup.procs: no such file"). Unmounting it uncovers the container's own hierarchy. On cgroup v2 there is
-# nothing to unmount.
+# with "cgroup.procs: no such file"). Unmounting the machine's hierarchy uncovers the container's own. On cgroup v2
+# there is nothing to unmount.
 INIT = "umount /sys/fs/cgroup/systemd/release_agent /sys/fs/cgroup/systemd 2>/dev/null; exec /sbin/init"
 
 
-# All hosts belong to one user, and the kernel limits inotify instances by user. Counted on a finished host: systemd
-# 7, containerd, dbus, arbiter and device plugin 1 each. Beyond the limit systemd starts with failed units.
+# All hosts belong to one user, and the kernel limits inotify instances by user. A finished host has 11: systemd has 7;
+# containerd, dbus, arbiter and device plugin have 1 each. Beyond the limit systemd starts with failed units.
 WATCHES = Path("/proc/sys/fs/inotify/max_user_instances")
 WATCHES_A_HOST, WATCHES_OF_OTHERS = 11, 16
 
@@ -152,7 +152,7 @@ def create(host: Host, image: str, stores: Iterable[str]) -> None:
         *("--network", "none"),
         # The simulated driver keeps its state in /dev/shm; the default of 64 MB holds little more than the state.
         "--shm-size=256m",
-        # This is the limit of a real machine; systemd divides it among its units.
+        # As on a real machine, only the kernel limits the number of processes; systemd sets the limits of its units.
         "--pids-limit=-1",
         # Removal stops the host at once, because there is nothing to save. A restart passes a longer time limit.
         "--stop-timeout=1",
@@ -196,7 +196,7 @@ def remove(project: str, name: str | None = None) -> list[str]:
     """Remove the project's hosts, or only ``name``, with their volumes; return the removed containers."""
     gone = [row["container"] for row in hosts(project) if name in (None, row["host"])]
     if gone:
-        # The removal is tried twice, because podman 4.3 fails if a container exits while it is killed.
+        # The removal is tried twice, because podman 4.3 fails if a container exits while podman kills it.
         podman("kill", "--signal", "KILL", *gone, check=False)
         podman("rm", "--force", "--volumes", *gone, check=False)
         podman("rm", "--force", "--volumes", "--ignore", *gone)

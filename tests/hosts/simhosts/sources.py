@@ -19,10 +19,10 @@ COMPONENTS = {
     "debian": ["main", "contrib", "non-free", "non-free-firmware"],
     "ubuntu": ["main", "restricted", "universe", "multiverse"],
 }
-# Up to Debian 11 firmware was in non-free. The component non-free-firmware is not in its Release files.
+# Up to Debian 11 firmware was in non-free; the component non-free-firmware did not exist.
 OLD_DEBIAN = {"buster", "bullseye"}
-# Releases that hosts can be made of: codename → version. Those of the machine's own distribution are on its mirrors
-# under its keys.
+# Releases that hosts can be made of: codename → version. The machine's mirrors have those of its own distribution,
+# signed with keys that the machine trusts.
 RELEASES = {
     "debian": {"bookworm": "12", "trixie": "13"},
     "ubuntu": {"jammy": "22.04", "noble": "24.04"},

@@ -30,7 +30,7 @@ subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executab
 
 from vgpu_kubelet_double.manager import Manager  # noqa: E402
 
-# A V100 of 16160 MiB split by 3 gives slices of 5386 MiB.
+# A V100 of 16160 MiB split by 3 gives slices (parts of the GPU) of 5386 MiB.
 PROFILE = """\
 driver_version = 535.261.03
 cuda_version = 12.2

@@ -22,7 +22,7 @@ from .test_cdi import LIMITS, fill_root
 
 # Mounts as (path in the container, path on the host, read-only).
 Mounts = list[tuple[str, str, bool]]
-PROGRAM = "/vgpu-work"  # In the container. It is not below /work, where this repository may be mounted.
+PROGRAM = "/vgpu-work"  # A path in the container, not below /work, where this repository may be mounted.
 
 
 class Work:

@@ -54,7 +54,7 @@ def again(node: RealNode) -> Callable[..., RealNode]:
 
 
 def healthy(node: RealNode) -> dict[str, int]:
-    """Returns for each GPU the number of healthy slices that the kubelet knows."""
+    """Returns for each GPU the number of healthy slices (parts of it) that the kubelet knows."""
     found: dict[str, int] = {}
     for one, device in node.kubelet.endpoints[RESOURCE].devices.items():
         uuid = one.partition("::")[0]

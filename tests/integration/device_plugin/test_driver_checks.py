@@ -207,7 +207,7 @@ def test_check_on_a_full_gpu_is_not_run(place, group, backend: str) -> None:  # 
     on.limit(group("c"))
     found = on.check(group("c"), NAMES[:2], crowded="others are in use")
     assert {(one["verdict"], one["detail"]) for one in found.values()} == {("not-run", "others are in use")}
-    # If other programs have filled the GPU, it also refuses allocations, so a refusal then proves no limit.
+    # The driver also refuses allocations on a GPU that other programs have filled. Such a refusal proves no limit.
     program = [sys.executable, str(SOURCES / "tests/native/gpusim/cuda_program.py"), str(LIBRARY / "libcuda.so.1")]
     hog = subprocess.Popen(program, env=on.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     on.processes.append(hog)

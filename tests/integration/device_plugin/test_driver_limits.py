@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests memory limits that the driver itself enforces (release 615 or later).
 
-The device plugin's CDI file tells a container engine what to add for a device. Its hook sets a limit at a container's
-start, and the plugin polls the limits. A program that bypasses the library must stay within the limit. The driver is
-simulated, and the control groups are real.
+The device plugin's CDI file tells a container engine what to add for a device. The hook in this file sets a limit at a
+container's start, and the plugin polls the limits. A program that bypasses the library must stay within the limit. The
+driver is simulated, and the control groups are real.
 
 The test machines have version 2 of control groups next to version 1, without the controllers misc and dmem; therefore
 the tests pass the mount point of version 2 as an option. Some tests use containers of podman and runc; the others use a

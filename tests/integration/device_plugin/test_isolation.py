@@ -199,7 +199,7 @@ def test_checks_left_out_for_time_are_reported(node):
     assert (rc, result["verdict"]) == (0, "passed"), result
     others = [name for name in found if not name.startswith("bypass-") and name not in HOSTS_OWN]
     assert {found[name] for name in others} - {"not-run"} == {"passed"}
-    # Checks of limits that a slice is promised are never left out.
+    # The checks of the slice's own limits are never left out.
     assert found["limit-exact"] == found["share"] == found["outside-memory"] == "passed"
     ways = [name for name in found if name.startswith("bypass-") or name == "import-beside"]
     assert {found[name] for name in ways} == {"not-run"}

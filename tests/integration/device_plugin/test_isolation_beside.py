@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the isolation check, which fills a slice and runs kernels in it, does not disturb other tenants' memory
-and kernels on a fully allocated GPU. The simulated driver's accounts and the results of the tenants' calls show
-this."""
+"""Tests that the isolation check, which fills a slice (part of a GPU) and runs kernels in it, does not disturb other
+tenants' memory and kernels on a fully allocated GPU. The simulated driver's accounts and the results of the tenants'
+calls show this."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ while not ended.is_set():
     said["rounds"] += 1
 print(json.dumps(said), flush=True)
 """.replace("CHURN", str(CHURN_MIB))
-# A host program without a limit: its context and allocation exceed the free memory as soon as a tenant frees some.
+# A host program without a limit. Its context and allocations need more than the free memory, so it takes memory that a
+# tenant has freed.
 HOG = """
 import ctypes, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the isolation check, which tries to exceed the limits of a slice, in real containers of podman and containerd.
-No image is prepared: the root folder is made of this machine's files. The device plugin's CDI files, which tell an
-engine what to add for a device, inject the driver. The tests also check that no container, image or file remains.
+"""Tests the isolation check, which tries to exceed the limits of a slice (part of a GPU), in real containers of podman
+and containerd. No image is prepared: the root folder is made of this machine's files. The device plugin's CDI files,
+which tell an engine what to add for a device, inject the driver. The tests also check that no container, image or file
+remains.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ os.execvp("runc", ["runc", *words])
 """
 
 
-# The name of a file in the node's folder. A test writes additional options for the engine's start of a container into
-# it.
+# The name of a file in the node's folder. A test writes into this file additional options with which the engine starts
+# a container.
 MORE_OPTIONS = "engine-options.json"
 READ_MORE = f"path = {{!r}} + '/{MORE_OPTIONS}'\nasked = json.load(open(path)) if os.path.exists(path) else []\n"
 

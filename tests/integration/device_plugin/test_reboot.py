@@ -100,7 +100,7 @@ def machine(node):
     out.boot_up()
     assert len(node.kubelet.endpoints[RESOURCE].devices) == SLICES
     yield out
-    out.stop_kubelet()  # The fixture of the node stops only the first kubelet, so the test stops this one.
+    out.stop_kubelet()  # The fixture of the node stops only the first kubelet, so the test stops this second one.
 
 
 def host_path(pod: dict, inside: str) -> Path:

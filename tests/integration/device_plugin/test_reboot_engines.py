@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that after a reboot of the host a container of docker or podman gets the same slice, whether the engine or the
-device plugin starts first. If the engine starts first, the slice's files do not exist yet, and docker creates a
-directory in place of each file."""
+"""Tests that after a reboot of the host a container of docker or podman gets the same slice (part of a GPU), whether
+the engine or the device plugin starts first. If the engine starts first, the slice's files do not exist yet, and docker
+creates a directory in place of each file."""
 
 from __future__ import annotations
 

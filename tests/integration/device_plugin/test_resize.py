@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the resize of a slice while its container runs, with the real plugin, the real library and real containers. The
-simulated driver reports how much memory the container and its neighbour use."""
+"""Tests the resize of a slice (part of a GPU) while its container runs, with the real plugin, the real library and real
+containers. The simulated driver reports how much memory the container and its neighbour use."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_running_program_is_resized_without_disturbing_its_neighbour(node, slice
     )
     until(lambda: offered(node) == offers - 1, "an offer without the slice that has no free memory")
 
-    # The size cannot be set below what the program uses. Once the program has freed memory, it can.
+    # The size can be set below the program's memory use only after the program has freed memory.
     assert "its programs use" in refused(node, mine, "--memory", "4000Mi")
     one._ask("take")
     assert holds(node, pid) > 8000 - PIECE

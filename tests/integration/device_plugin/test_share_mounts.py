@@ -262,7 +262,7 @@ def test_links_in_an_image_cannot_replace_the_limits(
 ) -> None:
     result = tenant.run(f"({does}) 2>&1; /eat", user=USER, image=planted(*links))
     if about == "/dev" and "eaten" not in result.text:
-        return  # runc does not start it
+        return  # runc refused to start the container.
     assert result.ended == ends, result.text
 
 

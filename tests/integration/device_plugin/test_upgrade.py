@@ -117,7 +117,7 @@ class Tenant:
         self.created = self.engine.create([] if device else mounts, env, device)
 
     def slice(self) -> tuple[str, Mounts]:
-        """Returns the first slice for containers outside Kubernetes, and its mounts."""
+        """Returns the first slice (part of a GPU) for containers outside Kubernetes, and its mounts."""
         spec = json.loads((self.node.folder / "cdi/vgpu-vgpu.fleet-slice.json").read_text())
         first = spec["devices"][0]
         edits = first["containerEdits"]["mounts"]
@@ -138,7 +138,7 @@ class Tenant:
         return work
 
     def start_again(self) -> Work:
-        """Starts a container whose program has ended again; returns its new program."""
+        """Starts a container again after its program has ended; returns the new program."""
         if self.source == "kubelet":
             self.node.kubelet.restart_container(f"pod-{self.pods}")
         if self.source == "cdi":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the watcher, which compares the driver's list of GPU processes with the limits on the node. Real processes run
-in real slices of a simulated GPU. The watcher must report exactly the processes that bypass the library, and kill them
-if its policy is "end".
+in real slices (parts) of a simulated GPU. The watcher must report exactly the processes that bypass the library, and
+kill them if its policy is "end".
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Slice:
 
 @pytest.fixture
 def watched(node):
-    """A node with a short watch interval. At its end the programs in its slices are killed."""
+    """A node with a short watch interval. After the test the fixture kills the programs in the node's slices."""
     node.end()
     node.options += ["--watch-interval", INTERVAL]
     node.start()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the watcher, which reports processes that bypass the library. One test has a GPU with 64 slices in use; the
-others check the watcher's findings about real mounts and processes. Times are numbers of the watcher's polls.
+"""Tests the watcher, which reports processes that bypass the library. One test has a GPU with 64 slices (parts) in use;
+the others check the watcher's findings about real mounts and processes. Times are numbers of the watcher's polls.
 """
 
 from __future__ import annotations

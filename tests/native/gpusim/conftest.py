@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures that give each test its own simulated host. It consists of a profile (the text that describes the host's
-driver and GPUs), a state file, and functions that start programs on the host."""
+"""Fixtures that give each test its own simulated host. The host consists of a profile (the text that describes the
+host's driver and GPUs), a state file, and functions that start programs on the host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def built() -> None:
 
 
 class Program:
-    """A running cuda_program.py, which executes one line of Python at a time as the test sends it."""
+    """A running cuda_program.py, which executes each line of Python that the test sends."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small CUDA program for the tests. It reads lines of Python, each an expression or statements, in which `cu` is the
+"""A small CUDA program for the tests. It reads lines of Python (an expression or statements), in which `cu` is the
 driver API. It executes each line and answers with one line of JSON. It ends when its input ends."""
 
 from __future__ import annotations

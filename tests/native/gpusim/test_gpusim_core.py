@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the state of the simulated host, which all its processes share: profiles (texts that describe the driver and
 the GPUs), processes that die at a critical moment, and faults. Strings with ``cu`` are Python statements that
-cuda_program.py executes; its answer is the value, mostly a CUresult."""
+cuda_program.py executes. The test gets the value of an expression, mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_reset_reads_the_profile_but_not_under_a_running_process(host):
 
 
 def test_death_inside_the_lock(host, core_program):
-    """A process died while it held the host's lock. The next process must take the lock and compute the sums again."""
+    """A process died while it held the host's lock. The next process must take the lock and recompute the sums of the
+    charges."""
     host.ctl("devices")
     a = host.start()
     a.ask("cu.context(); cu.alloc(7 * MIB)")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests behaviours of the simulated driver that are permitted but difficult for a library that hooks it. The key
 `hostile` of the host's profile lists them; each is tested on and off. Other tests create a context through the driver's
-private function table. Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the
-value, mostly a CUresult."""
+private function table. Strings with ``cu`` are Python statements that cuda_program.py executes. The test gets the value
+of an expression, mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_context_by_the_private_table(hostile):
 
 @pytest.mark.parametrize("table", [b"gpusim-private-2", b"\x6b\xd5\xfb\x6c" * 4, bytes(16)])
 def test_other_private_tables_are_not_supported(hostile, table):
-    """The driver has only one private table. If a program asks for another, such as those that NVIDIA's runtime uses,
-    it gets a table in which each function returns NOT_SUPPORTED."""
+    """The driver has only one private table. If a program requests another table, for example one that NVIDIA's runtime
+    uses, it gets a table in which each function returns NOT_SUPPORTED."""
     a = hostile("all").start()
     a.ask("cu.cuInit(0)")
     a.ask(f"t = PTR(); cu.cuGetExportTable(ctypes.byref(t), {table!r})")
@@ -69,7 +69,7 @@ def test_other_private_tables_are_not_supported(hostile, table):
 
 # A code image whose load takes 900 ms.
 SLOW = ".gpusim kernel k 1\\n.gpusim bytes 1000\\n.gpusim load 900\\n"
-# Keys: cases. Values: the driver call, which holds the lock of the context `first` for up to 0.9 s.
+# Keys: cases. Values: a driver call that holds the lock of the context `first` for up to 0.9 s.
 HOLDERS = {
     "load": f"cu.module('{SLOW}')",
     "drain": "cu.cuCtxSynchronize()",
@@ -89,8 +89,8 @@ OTHERS = {
 
 
 def holding(host, holder: str):
-    """Starts a program with two contexts and two threads. The second thread makes the driver call, which takes up to
-    0.9 s."""
+    """Starts a program with two contexts and two threads. The second thread makes the driver call of HOLDERS, which
+    takes up to 0.9 s."""
     a = host.start(CUDA_MODULE_LOADING="LAZY" if holder in ("lazy", "kernel") else "EAGER")
     for line in (
         "first = cu.context(0); short = cu.kernel(1); event = cu.event()",
@@ -187,8 +187,8 @@ def late(tmp_path_factory) -> str:
 
 
 # With the behaviour teardown, a driver call aborts the process if the driver's teardown at the exit has begun. Columns:
-# the behaviour, or ""; the argument of programs/late.c, where "parked" means that no call is made that late; whether
-# the process must be aborted.
+# the behaviour, or ""; the argument of programs/late.c, where "parked" means that no call is made after the teardown
+# has begun; whether the process must be aborted.
 @pytest.mark.parametrize(
     "what, how, dies", [("teardown", "open", True), ("teardown", "parked", False), ("", "open", False)]
 )
@@ -200,8 +200,8 @@ def test_calls_after_the_teardown_began_end_the_process(hostile, late, what, how
 
 
 def test_exit_of_a_forked_child_runs_no_teardown(hostile):
-    """A forked child cannot use the driver. With the behaviour `teardown` its calls must be refused as without it, and
-    no teardown must run at its exit."""
+    """A forked child cannot use the driver. With the behaviour `teardown`, the driver must refuse its calls as it does
+    without this behaviour, and no teardown must run when the child exits."""
     a = hostile("teardown").start()
     a.ask("cu.context()")
     a.ask("import subprocess; subprocess.run(['true'], check=True)")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the interface of the simulated libcuda: its exported names, cuGetProcAddress, and which GPUs a process sees.
-Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a CUresult."""
+Strings with ``cu`` are Python statements that cuda_program.py executes. The test gets the value of an expression,
+mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -88,8 +89,8 @@ def test_get_proc_address_finds_the_form_of_a_version(host, name, version, flags
             assert result == 0
             assert a.ask(f"p.value == ctypes.cast(cu.library.{expected}, PTR).value") is True
         else:
-            # If cuGetProcAddress_v2 does not find a name, it still returns success, as in NVIDIA's driver. Only its
-            # pointer and its status output show this.
+            # If cuGetProcAddress_v2 does not find a name, it still returns success, as in NVIDIA's driver. Only the
+            # pointer and the status output show that the name was not found.
             assert (result, a.ask("p.value")) == (0 if status else expected[0], None)
         if status:
             assert a.ask("s.value") == (expected if isinstance(expected, tuple) else FOUND)[1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver 615 can limit the GPU memory of a control group. The simulated driver does so by one of two kernel controllers
-(backends), misc or dmem. Here it runs with real control groups of version 2. The tests set and read limits through NVML
-by nvidia-ml-py, and check how much memory a program of the group can allocate. Strings with ``cu`` are Python
+(backends), misc or dmem. Here this driver uses real control groups of version 2. The tests set and read limits through
+NVML by nvidia-ml-py, and check how much memory a program of the group can allocate. Strings with ``cu`` are Python
 statements that cuda_program.py executes; result 2 is CUDA_ERROR_OUT_OF_MEMORY."""
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def test_program_of_the_group_sees_the_limit_as_the_gpus_memory(limited, group, 
         ("dmem", 600, 800, 500),
         ("dmem", 800, 600, 500),
         ("misc", 600, None, 500),
-        ("misc", 600, 800, 700),  # With misc only the nearest limit applies, not those of groups further up.
+        ("misc", 600, 800, 700),  # With misc only the nearest limit applies.
         ("misc", 600, MAX // MIB, 1000),
     ],
 )
@@ -172,7 +172,7 @@ def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace
 
 @pytest.mark.parametrize(("backend", "leaf"), [("misc", 1200), ("dmem", 600)])
 def test_two_children_of_a_limited_group(limited, group, backend, leaf):
-    """The controller dmem also charges all groups above a group. So two child groups share their parent's limit.
+    """The controller dmem also charges all groups above a group, so two child groups share their parent's limit.
 
     With misc each child has its own limit."""
     on = limited(backend)
@@ -264,7 +264,7 @@ def test_null_device_or_structure_is_an_error(limited, group):
 
 
 def test_setting_a_limit_requires_cap_sys_admin(limited, group):
-    """In an ordinary container root does not have CAP_SYS_ADMIN. It may then read limits but not set them."""
+    """In an ordinary container root lacks CAP_SYS_ADMIN, so root may read limits but not set them."""
     on = limited()
     path = group("g")
     on.set(path, 100 * MIB)
@@ -295,7 +295,7 @@ def test_gpu_in_mig_mode_supports_no_limits(limited, group):
 
 
 def test_limit_of_a_group_whose_controller_is_off(limited, group):
-    """The kernels of the test hosts have neither of the two controllers, so no group has it enabled."""
+    """No group on the test hosts has either controller enabled, so limits have no effect."""
     misc, dmem = limited("misc", "controllers = require\n"), limited("dmem", "controllers = require\n")
     path = group("g")
     assert dmem.ask(("set", 0, path, 0, 200 * MIB)) == [pynvml.NVML_ERROR_NOT_FOUND]

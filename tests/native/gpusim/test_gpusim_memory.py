@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the simulated driver records the memory of each process. gpusimctl reads these records from the host's
-shared state. Strings with ``cu`` are Python statements that cuda_program.py executes; its answer is the value, mostly a
-CUresult."""
+shared state. Strings with ``cu`` are Python statements that cuda_program.py executes. The test gets the value of an
+expression, mostly a CUresult."""
 
 from __future__ import annotations
 

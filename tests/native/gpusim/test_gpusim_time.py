@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests how long kernels take on the simulated GPU and in which order they run. Time is a virtual clock, so figures are
 exact and no test waits in real time. A kernel takes the time that its code declares. Strings with ``cu`` are Python
-statements that cuda_program.py executes; its answer is the value, mostly a CUresult."""
+statements that cuda_program.py executes. The test gets the value of an expression, mostly a CUresult."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def pair(host, first: str, second: str):
 def run_both(a, b, times_a: int, times_b: int) -> None:
     """Runs kernels in two processes at once.
 
-    Virtual time passes only while every process that has a context waits. So each process destroys its context at its
-    end."""
+    Virtual time passes only while every process that has a context waits. So each process destroys its context after
+    its last kernel."""
     for program, times in ((a, times_a), (b, times_b)):
         program.send(f"cu.launch(k, times={times}); cu.cuCtxSynchronize(); cu.cuCtxDestroy_v2(c)")
     a.receive()
@@ -181,8 +181,8 @@ def test_jitter_spreads_evenly_around_the_declared_cost(make_host):
 
 
 def test_kernel_draws_its_duration_from_a_range(make_host):
-    """A kernel may declare a range LOW..HIGH. If the range is divided where the duration doubles, equally many launches
-    fall into each part."""
+    """A kernel may declare a range LOW..HIGH. The distribution is logarithmic: equally many launches take 20 to 40 us,
+    40 to 80 us, and so on."""
     a = make_host("clock = auto\njitter_percent = 0\n[gpu]\nmodel = T4\n").start()
     a.ask("cu.context(); k = cu.kernel('20..5000'); marks = [cu.event()]")
     for _unused in range(4):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that queries NVML: it evaluates Python expressions and prints their values as a JSON list. Its argument is
-JSON: {"setup": statements, "expressions": [...]}. The statements run first. NVML is initialized before, the names of
-pynvml (nvidia-ml-py) can be used, and `gpu(i)` is the handle of GPU i. A value that JSON cannot represent is printed as
-a dict of its fields or as text."""
+JSON: {"setup": statements, "expressions": [...]}. The program initializes NVML, runs the statements, and then evaluates
+the expressions. Both can use the names of pynvml (nvidia-ml-py), and `gpu(i)` for the handle of GPU i. A value that
+JSON cannot represent is printed as a dict of its fields or as text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pynvml
 
 
 def gpu(index: int):
-    """Return the handle of a GPU."""
+    """Returns the handle of a GPU."""
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
 def plain(value):
-    """Convert a value of pynvml to a value that JSON can represent."""
+    """Converts a value of pynvml to a value that JSON can represent."""
     if isinstance(value, (ctypes.Structure, ctypes.Union, pynvml.nvmlFriendlyObject)):
         names = [field[0] for field in getattr(value, "_fields_", [])] or list(vars(value))
         return {name: plain(getattr(value, name)) for name in names}
@@ -35,7 +35,7 @@ def plain(value):
 
 
 def evaluate(expression: str, names: dict):
-    """Return the value of one expression, or the name of the NVML error that it raised."""
+    """Returns the value of one expression, or the name of the NVML error that it raised."""
     try:
         return plain(eval(expression, names))
     except pynvml.NVMLError as error:
@@ -46,7 +46,7 @@ def evaluate(expression: str, names: dict):
 
 
 def main() -> None:
-    """Evaluate the expressions in the first argument and print their values."""
+    """Evaluates the expressions in the first argument and prints their values."""
     question = json.loads(sys.argv[1])
     names = {**vars(pynvml), "gpu": gpu, "ctypes": ctypes}
     pynvml.nvmlInit()

@@ -12,7 +12,7 @@ from simulated_host import LIBRARIES, PROFILES, ROOT, Host, RealSmi
 
 @pytest.fixture(scope="session", autouse=True)
 def libraries() -> Path:
-    """Stop all tests with one message if the simulated driver is not built."""
+    """Stops all tests with one message if the simulated driver is not built."""
     if not (LIBRARIES / "libnvidia-ml.so.1").exists():
         pytest.exit(f"{LIBRARIES} has no libnvidia-ml.so.1: run `make native` first", returncode=4)
     return LIBRARIES
@@ -20,7 +20,7 @@ def libraries() -> Path:
 
 @pytest.fixture()
 def make_host(tmp_path):
-    """Return a function that creates a host from a profile's text or from the name of an example profile."""
+    """Returns a function that creates a host from a profile's text or from the name of an example profile."""
 
     def make(profile: str, device_nodes: str = "ignore") -> Host:
         text = profile if "\n" in profile else (PROFILES / f"{profile}.profile").read_text()
@@ -31,14 +31,14 @@ def make_host(tmp_path):
 
 @pytest.fixture()
 def mixed(make_host) -> Host:
-    """Return a host of the profile `mixed`: a T4, a V100, an A100-80GB and a GTX 1080 Ti, with fixed UUIDs."""
+    """Returns a host of the profile `mixed`: a T4, a V100, an A100-80GB and a GTX 1080 Ti, with fixed UUIDs."""
     return make_host("mixed")
 
 
 @pytest.fixture(scope="session")
 def real_smi():
-    """Return a function that returns the nvidia-smi of a Debian suite. It skips the test if the package is not
-    available."""
+    """Returns a function that returns the nvidia-smi of a Debian suite. This function skips the test if the package is
+    not available."""
     found: dict = {}
 
     def get(suite: str) -> RealSmi:

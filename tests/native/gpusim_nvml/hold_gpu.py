@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Allocate as the arguments say, print `ready`, and wait for the end of standard input."""
+    """Allocates as the arguments say, prints `ready`, and waits for the end of standard input."""
     number, size = int(sys.argv[1]), int(sys.argv[2])
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated host for each test, and two clients that query it: nvidia-ml-py and NVIDIA's own nvidia-smi. Each query
-runs in a new process, because a process can use only one simulated host. The tests do not take expected values from
-earlier results of the library, but from NVIDIA's data and from what other processes really do."""
+runs in a new process, because a process can use only one simulated host. The tests take expected values from NVIDIA's
+data and from what other processes really do, never from earlier results of the simulated NVML library."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Host:
     """One simulated host with its own profile and state file."""
 
     def __init__(self, folder: Path, profile: str) -> None:
-        """Write the profile, the text that describes the driver and the GPUs. The first process on the host creates the
-        host's state from it."""
+        """Writes the profile, the text that describes the driver and the GPUs. From it the first process on the host
+        creates the host's state."""
         folder.mkdir(parents=True, exist_ok=True)
         self.profile = folder / "host.profile"
         self.profile.write_text(profile)
@@ -41,7 +41,7 @@ class Host:
         }
 
     def run(self, *command: str, check: bool = True, **options) -> subprocess.CompletedProcess:
-        """Run a program on this host."""
+        """Runs a program on this host."""
         result = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=120, check=False, **options
         )
@@ -50,20 +50,19 @@ class Host:
         return result
 
     def nvml(self, *expressions: str, setup: str = "", prefix: tuple = ()) -> list:
-        """Evaluate expressions with the names of pynvml in one new process, and return their values. The value of an
+        """Evaluates expressions with the names of pynvml in one new process, and returns their values. The value of an
         expression that raises an NVMLError is the error's name."""
         question = json.dumps({"setup": setup, "expressions": expressions})
         answer = self.run(*prefix, sys.executable, str(HERE / "ask_nvml.py"), question)
         return json.loads(answer.stdout)
 
     def ctl(self, *arguments: str) -> str:
-        """Run gpusimctl, the tool that shows the real state of the simulated host and causes faults."""
+        """Runs gpusimctl, the tool that shows the real state of the simulated host and causes faults."""
         return self.run(str(LIBRARIES / "gpusimctl"), *arguments).stdout
 
     @contextlib.contextmanager
     def worker(self, gpu: int, size: int = 0):
-        """While the with block runs, another process has a CUDA context and memory on a GPU. Yields the pid of this
-        process."""
+        """While the with block runs, another process has a CUDA context and memory on a GPU. Yields this process."""
         worker = subprocess.Popen(
             [sys.executable, str(HERE / "hold_gpu.py"), str(gpu), str(size)],
             env=self.environment,
@@ -86,13 +85,13 @@ class RealSmi:
     """NVIDIA's nvidia-smi from a Debian package, with the libnvidia-ml of the same version."""
 
     def __init__(self, folder: Path) -> None:
-        """Store the folder into which the script unpacked nvidia-smi."""
+        """Stores the folder into which the script unpacked nvidia-smi."""
         self.folder = folder
         self.program = str(folder / "nvidia-smi")
         self.version = (folder / "version").read_text().strip()
 
     def driver(self, profile: str) -> str:
-        """Return the profile, changed to the driver version that this nvidia-smi requires."""
+        """Returns the profile, changed to the driver version that this nvidia-smi requires."""
         text = profile if "\n" in profile else (PROFILES / f"{profile}.profile").read_text()
         lines = [line for line in text.splitlines() if not line.startswith("driver_version")]
         return "\n".join([f"driver_version = {self.version}", *lines, ""])

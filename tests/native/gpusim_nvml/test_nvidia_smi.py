@@ -18,7 +18,7 @@ SUITES = ["bookworm", "trixie"]
 
 @pytest.fixture(params=SUITES)
 def smi(request, make_host, real_smi):
-    """For each driver branch, return an object that runs nvidia-smi on a simulated host with the profile `mixed`."""
+    """For each driver branch, returns an object that runs nvidia-smi on a simulated host with the profile `mixed`."""
     real = real_smi(request.param)
 
     def call(*arguments: str, code: int = 0) -> str:
@@ -36,7 +36,7 @@ def smi(request, make_host, real_smi):
 
 
 def query(smi, what: str, fields: str) -> list:
-    """Return the rows of a CSV query, each a list of texts."""
+    """Returns the rows of a CSV query, each a list of texts."""
     text = smi(f"--query-{what}={fields}", "--format=csv,noheader")
     return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
 
@@ -163,8 +163,8 @@ def test_processes_and_their_memory_are_listed(smi):
 
 
 def test_unmeasured_driver_branch_shows_no_processes(make_host, real_smi):
-    """The layout of the process list differs between driver branches. So for an unknown branch the list is empty,
-    because it might otherwise show wrong processes."""
+    """The layout of the process list differs between driver branches. In an unknown layout nvidia-smi might show wrong
+    processes, so for an unknown branch the simulated driver lets it show none."""
     real = real_smi("bookworm")
     host = make_host(real.driver((PROFILES / "mixed.profile").read_text()).replace(real.version, "999.10.01"))
     with host.worker(0):

@@ -50,7 +50,7 @@ STRUCTURES = [
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict:
-    """Compile a program that prints size and field offsets of every structure."""
+    """Compiles a program that prints size and field offsets of every structure."""
     folder = tmp_path_factory.mktemp("abi")
     lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "nvml_types.h"', "int main(void) {", 'printf("{");']
     for number, (name, twin) in enumerate(STRUCTURES):

@@ -38,7 +38,7 @@ EVENTS = [
 
 @pytest.fixture()
 def watcher(mixed):
-    """Return a function that starts a process which waits for events of GPUs 0 and 1 without a time limit. The
+    """Returns a function that starts a process which waits for events of GPUs 0 and 1 without a time limit. The
     processes are killed at the end."""
 
     def start(*expressions: str) -> subprocess.Popen:

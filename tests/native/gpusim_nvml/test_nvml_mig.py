@@ -93,7 +93,7 @@ def mig(index):
 
 @pytest.fixture()
 def a100(make_host):
-    """Return an A100-40GB with MIG on."""
+    """Returns an A100-40GB with MIG on."""
     host = make_host("[gpu]\nmodel = A100-40GB\n")
     host.nvml(ENABLE)
     return host

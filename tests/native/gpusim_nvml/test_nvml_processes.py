@@ -22,7 +22,7 @@ ALL = 0xFFFFFFFF
 
 @pytest.fixture(scope="module")
 def busy_gpu(tmp_path_factory) -> str:
-    """Compile the client that uses a GPU without CUDA."""
+    """Compiles the client that uses a GPU without CUDA."""
     program = tmp_path_factory.mktemp("busy") / "busy_gpu"
     core = ROOT / "native" / "gpusim" / "core"
     sources = [str(path) for path in sorted(core.glob("*.c"))]
@@ -33,7 +33,7 @@ def busy_gpu(tmp_path_factory) -> str:
 
 @pytest.fixture()
 def host(make_host, busy_gpu):
-    """Return a host with a manual clock and clients for it."""
+    """Returns a host with a manual clock and clients for it."""
     host = make_host(PROFILE)
 
     @contextlib.contextmanager
@@ -121,8 +121,8 @@ def test_one_busy_process(host):
         [samples] = host.nvml("nvmlDeviceGetProcessUtilization(gpu(0), 0)")
         assert [entry["pid"] for entry in samples] == [busy.pid]
         newest = samples[0]["timeStamp"]
-        # The first sampling period began when the simulated host was started. On a busy machine this may be long before
-        # the kernel, so check only later periods.
+        # The first sampling period began when the simulated host was started. On a busy machine the kernel may have
+        # started much later, so check only later periods.
         [later] = host.nvml(f"nvmlDeviceGetProcessUtilization(gpu(0), {newest - 700_000})")
         assert 98 <= later[0]["smUtil"] <= 100
         # NVML keeps a sample every 138.9 ms, so 7 in the first second. A query for samples newer than the newest finds

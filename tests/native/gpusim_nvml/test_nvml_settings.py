@@ -11,8 +11,8 @@ from simulated_host import needs_root
 pytestmark = needs_root
 AS_NOBODY = "import os\nos.seteuid(65534)"
 
-# Columns: the call that changes a setting; the call that reads it; the value that the latter then returns in another
-# process.
+# Columns: the call that changes a setting; the call that reads it; the value that the reading call then returns in
+# another process.
 SETTERS = [
     ("nvmlDeviceSetPersistenceMode(gpu(0), 1)", "nvmlDeviceGetPersistenceMode(gpu(0))", 1),
     ("nvmlDeviceSetComputeMode(gpu(0), 3)", "nvmlDeviceGetComputeMode(gpu(0))", 3),

@@ -22,7 +22,7 @@ from simulated_host import Host, needs_root  # noqa: E402
 pytestmark = needs_root
 
 # A program that applies a MIG geometry by mig_apply.py. In its input, the key fail_at is the number of the instance
-# whose creation is made to fail.
+# whose creation must fail.
 RUN = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the MIG geometry of a host: it says into which MIG devices each GPU is split. A systemd unit creates it at
-boot. The tests cover check mode, apply, a repeated run, a reboot, and the removal."""
+"""Tests the MIG geometry of a host, which says into which MIG devices each GPU is split. A systemd unit applies the
+geometry at boot. The tests cover check mode, apply, a repeated run, a reboot, and the removal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A systemd unit sets by NVIDIA's nvidia-smi the time slice of GPUs: for how long a GPU runs one process before it
+"""A systemd unit runs NVIDIA's nvidia-smi to set the time slice of GPUs: for how long a GPU runs one process before it
 switches to the next. The tests run the unit's commands on the simulated driver, and read the result by nvidia-smi."""
 
 from __future__ import annotations

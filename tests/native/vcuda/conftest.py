@@ -104,7 +104,7 @@ def ends_in_time(request: pytest.FixtureRequest):
 
 @pytest.fixture(autouse=True)
 def nothing_found():
-    """Fails the test if the sanitizer reported an error in one of its processes."""
+    """Fails the test if the sanitizer reported an error in one of the test's processes."""
     yield
     found = sanitizer.findings() if sanitizer else []
     assert not found, "\n".join(found)[:8000]
@@ -267,7 +267,7 @@ class Host:
         return max(self._processes(gpu, "peak").values(), default=0)
 
     def orphans(self, gpu: int = 0) -> int:
-        """Returns the bytes on the GPU that belong to no process: shared memory that its exporting process released."""
+        """Returns the bytes on the GPU that belong to no process: shared memory that the exporter has released."""
         return self._usage()[gpu]["orphans"]
 
     def on_card(self, gpu: int = 0) -> int:

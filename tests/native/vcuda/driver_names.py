@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares coverage.txt, the table of all driver functions, with the names in NVIDIA's drivers and CUDA headers.
 
-Run as a program, it prints a line for each name that is missing from the table or has a wrong WHERE column:
+Run as a program, this module prints a line for each name that is missing from the table or has a wrong WHERE column:
 
     python3 tests/native/vcuda/driver_names.py
 

@@ -3,9 +3,9 @@
 the library. The module also lists which tests are exempt from which behaviour, and why.
 
 Usage: ``pytest tests/native/vcuda --hostile=all``, or with the names of some behaviours instead of ``all`` (see
-native/gpusim/README.md). A profile is the file that describes the simulated host; each profile of the suite gets the
-key `hostile`. With the behaviour `callbacks`, every program also loads programs/tool.c. This tool creates contexts and
-loads modules inside the driver's callbacks."""
+native/gpusim/README.md). A profile is the file that describes the simulated host; this module adds the key `hostile` to
+each profile of the suite. With the behaviour `callbacks`, every program also loads programs/tool.c. This tool creates
+contexts and loads modules inside the driver's callbacks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a simulated driver of a later CUDA. It consists of the objects of the simulated driver (native/gpusim), linked
-with programs/driver_newer.c, which replaces some functions."""
+"""Builds a simulated driver of a later CUDA version. This driver consists of the objects of the simulated driver
+(native/gpusim), linked with programs/driver_newer.c, which replaces some functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEFORE = {
 
 
 def own_before(folder: Path, built: Path, *symbols: str) -> Path:
-    """Copies an object file, renames these symbols in the copy by the prefix gpusim_, and returns the copy."""
+    """Copies an object file, adds the prefix gpusim_ to these symbols in the copy, and returns the path of the copy."""
     names = [word for symbol in symbols for word in ("--redefine-sym", f"{symbol}=gpusim_{symbol}")]
     subprocess.run(["objcopy", *names, built, folder / built.name], check=True)
     return folder / built.name

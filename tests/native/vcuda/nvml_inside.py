@@ -14,8 +14,8 @@ SETUP = (HERE / "programs" / "nvml_raw.py").read_text()
 
 
 def ask(host: Host, *expressions: str, prefix: tuple = (), **options: object) -> list:
-    """Evaluates the expressions in a new process and returns the results; with preload=False that process does not load
-    libvgpu.so.
+    """Evaluates the expressions in a new process and returns the results; with preload=False the new process does not
+    load libvgpu.so.
     """
     question = json.dumps({"setup": SETUP, "expressions": expressions})
     command = [*prefix, sys.executable, SCRIPT, question]

@@ -8,8 +8,8 @@ before the library, so that programs without instrumentation can load the librar
 A test fails if one of its processes wrote a report.
 
 ``--sanitizer loader`` is the project's own check for deadlocks with the dynamic loader. The library reports its locks.
-programs/loader_watch.c replaces the loader's functions, and ends a process that calls one of them while it holds a lock
-of the library."""
+programs/loader_watch.c replaces the loader's functions, and ends a process if a thread calls one of them while the
+thread holds a lock of the library."""
 
 from __future__ import annotations
 

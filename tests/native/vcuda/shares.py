@@ -15,8 +15,8 @@ import pytest
 from conftest import BUILD, LIMIT, LINKED, SIMULATOR, Host, compile_program, layouts
 
 ARBITER = BUILD / "vgpu-arbiter"
-# The largest part of a measuring round for which programs may wait for a CPU. They then lose at most 5 percentage
-# points of their share.
+# The largest part of a measuring round for which programs may wait for a CPU. Such a wait costs them at most 5
+# percentage points of their share.
 STARVED = 0.05
 ROUNDS = 12
 
@@ -64,7 +64,8 @@ class Container:
     def start(
         self, way: str = "kernel", seconds: float = 0, us: float = 100, threads: int = 1, **env: str
     ) -> subprocess.Popen:
-        """Starts a program that keeps the GPU busy and waits for its "ready". seconds=0: it runs until killed."""
+        """Starts a program that keeps the GPU busy, and waits for its "ready". With seconds=0 the program runs until it
+        is killed."""
         environment = self.node.host.env(
             CUDA_DEVICE_MEMORY_SHARED_CACHE=str(self.view / "ledger"),
             VGPU_LIMITS_FILE=str(self.folder / "limits"),
@@ -104,8 +105,8 @@ class Node:
         return json.loads(done.stdout)
 
     def busy(self) -> dict:
-        """Returns a dict from pid to the ns for which the GPU ran the process's kernels, and the current time of the
-        simulator.
+        """Returns two figures in ns: a dict from pid to the time for which the GPU ran the process's kernels, and the
+        current time of the simulator.
         """
         log = self.log()
         return {one["pid"]: one["busy_ns"] for one in log["gpus"][0]["processes"]}, log["now"]
@@ -132,9 +133,8 @@ class Node:
         A program that waits for a CPU launches late and leaves the GPU idle, whatever its limit. So a round is usable
         if the function ``right`` accepts the shares or if no program waited long for a CPU.
 
-        A round with a share above ``most`` is usable too, because a wait for a CPU raises a share only by
-        the 50 ms of GPU time that a container may save up while it waits. If no round is usable, the test is
-        skipped."""
+        A round with a share above ``most`` is usable too, because a container that waits for a CPU saves up at most 50
+        ms of GPU time, so the wait cannot raise its share further. If no round is usable, the test is skipped."""
         for _round in range(ROUNDS):
             before = self.waited()
             found = self.shares(processes, seconds)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vgpu-arbiter is the node's service that gives containers turns on a GPU; it reads the files of each allocation
-(container). Tests what it logs about an allocation that has a folder but no files."""
+(container). The test checks what the arbiter logs about an allocation that has a folder but no files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def arbiter(tmp_path: Path) -> Iterator[subprocess.Popen]:
 
 def test_young_allocation_is_not_reported_and_a_broken_one_is(arbiter: subprocess.Popen, tmp_path: Path) -> None:
     """The device plugin first makes an allocation's folder, and its files milliseconds later. The arbiter must not log
-    this normal state, because a line for each new pod would hide the lines that matter. If the files stay missing, it
-    logs this in a single line."""
+    this normal state, because a line for each new pod would hide the lines that matter. If the files stay missing, the
+    arbiter logs a single line."""
     until = time.monotonic() + PATIENCE_S
     seen: dict[str, Path] = {}
     while time.monotonic() < until and "late" not in (tmp_path / "log").read_text():

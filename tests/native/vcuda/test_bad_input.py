@@ -146,8 +146,8 @@ QUIET = {
 
 
 def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
-    """Returns the number of calls of each system call, without calls that load libraries, and the files named in all
-    calls.
+    """Returns a dict from each system call to its number of calls, and a set of the files that calls name. The dict
+    omits calls that load libraries.
     """
     log = folder / "strace"
     traced = ["strace", "-f", "-qq", "-o", log, "env", f"LD_PRELOAD={library}", *command]

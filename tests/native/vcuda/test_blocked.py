@@ -22,10 +22,8 @@ PATIENCE_S = 8
 
 
 def said(host: Host, program: Path, what: str, settled: bool = True, **options: bool) -> str:
-    """Returns the program's line.
-
-    If `settled`, asserts that the ledger (the container's record of its GPU memory) charges exactly the memory on the
-    GPU.
+    """Returns the first line that the program prints. If `settled`, asserts that the ledger (the container's record of
+    its GPU memory) charges exactly the memory on the GPU.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(["timeout", str(PATIENCE_S), program, what], env=host.env(**options), **pipes) as process:  # type: ignore[call-overload]

@@ -97,8 +97,8 @@ SPOILING = [
 
 
 def test_probe_does_not_damage_a_ledger_in_use(host: Host) -> None:
-    """The ledger is the file in which the container's processes record their GPU memory. The probe must not truncate it
-    while it is in use, because SIGBUS would kill every process that maps it, including the workload."""
+    """The ledger is the file in which the container's processes record their GPU memory. While processes use a ledger,
+    the probe must not truncate it: SIGBUS would kill every process that maps the file, including the workload."""
 
     def spoiled(folder: str) -> dict:
         environment = dict(host.driver_env)
@@ -125,8 +125,8 @@ WAYS_AT_ONCE = ["bypass-namespace", "bypass-symbol-table", "bypass-own-loader", 
 
 
 def test_open_bypasses_run_together_and_leave_no_memory(host: Host) -> None:
-    """With --hold, the process of each bypass check keeps a small allocation and is named after its check. This serves
-    to test the watcher, the node's service that compares the driver's figures of each process with the charges."""
+    """With --hold, the process of each bypass check keeps a small allocation and is named after its check. Tests of the
+    watcher use --hold; this service of the node compares the driver's figures of each process with the charges."""
     names = ",".join(WAYS_AT_ONCE)
     command = [PROBE, "--json", "--together", "--checks", names, "--hold", "15000"]
     probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.PIPE, text=True, start_new_session=True)

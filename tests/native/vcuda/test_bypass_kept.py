@@ -19,8 +19,8 @@ IPC, HANDLE, POOL, ARRAY = "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool
 KEPT = [IPC, HANDLE, POOL, ARRAY]
 RELEASED, ENDED = "released", "ended"
 
-# The library has a second way to charge memory: it charges what NVML shows for a process beyond its charges. UNSEEN
-# disables this way, so that the missing charge is noticed.
+# The library has a second way to charge memory: it charges the memory that NVML shows for a process beyond the
+# process's charges. UNSEEN disables this way, so that the missing charge is noticed.
 EXPORTED = "ledger_export(exported->device, exported->bytes, true);"
 SETTLE = "void unaccounted_settle(int index)\n{\n"
 UNSEEN = ("unaccounted.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
@@ -93,8 +93,8 @@ def test_check_is_not_run_in_a_slice_too_small_for_two_processes(host: Host) -> 
 
 
 def test_checks_are_not_run_on_a_full_card(host: Host) -> None:
-    """A GPU is oversold if its slices are together larger than its memory. If a neighbour has filled it, the driver
-    refuses the memory in each check. This proves nothing about the library, so no check may pass."""
+    """A GPU is oversold if its slices are together larger than its memory. If a neighbour has filled the GPU, the
+    driver refuses the memory in each check. Such a refusal proves nothing about the library, so no check may pass."""
     host.write_limits(memory=LIMIT, oversubscribe=True)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", CARD - host.on_card() - 2000 * MIB)

@@ -59,8 +59,8 @@ def test_captured_graph_has_only_the_programs_nodes(node: Node, how: str, percen
     assert run(node, container, how) == [LAUNCHES] * graphs
     if percent:
         said = container.said()
-        # For most launches the library does not ask the driver whether a capture is active. So it may charge up to 250
-        # us for each capture before it notices the capture.
+        # For most launches the library does not ask the driver whether a capture is active. So the library may charge
+        # up to 250 us before it notices a capture.
         counted = 2_000_000 * 2 + others * US * 1000 * 1.2 + graphs * 250_000
         assert said["used_ns"] < counted
         # If captured launches were throttled, they would have waited for a second at a share of 1 %.

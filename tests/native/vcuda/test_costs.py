@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the arithmetic that limits launches. The library measures how much GPU time each kernel takes and keeps this
-cost in a table. Each launch is charged the cost of its kernel, and waits if its container's budget of GPU time is
-empty. To save time, only some launches read the clock."""
+"""Tests the arithmetic that limits launches. The library measures how much GPU time each kernel takes (its cost) and
+keeps the costs in a table. Each launch is charged the cost of its kernel, and waits if its container's budget of GPU
+time is empty. To save time, only some launches read the clock."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_kernels_beyond_the_table_size_are_charged_a_learned_cost(costs, count: 
 
 
 # A segment whose end could not be recorded at once. Columns: predicted, measured and host time in ms; the charge in ms
-# if no other container used the GPU, and if another one may have used it. At least 3/8 of the measured time without the
-# host time is charged then.
+# if no other container used the GPU, and if another one may have used it. In the latter case at least 3/8 of the
+# measured time without the host time is charged.
 GOES_ON = [(5, 5, 5, 5, 5), (2, 6, 7, 2, 2), (200, 250, 4000, 200, 200), (5, 50, 1, 49, 18.375), (5, 1, 0, 1, 1)]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""coverage.txt lists all driver functions. It says for each whether the library hooks, passes or denies it. The tests
-check that the list is complete and that the library's hooks match it."""
+"""coverage.txt lists all driver functions. For each function it says whether the library hooks, passes or denies it.
+The tests check that the list is complete and that the library's hooks match it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def compare(host: Host, pointers: Path, **environment: str) -> tuple[int, int]:
     wrong = []
     for question, bare, hooked in zip(asked, *answers, strict=True):
         expected = bare.split()
-        for at in (1, 5):  # Positions of the object's name in the line. The symbol's name follows each.
+        for at in (1, 5):  # The line has objects' names at 1 and 5, each before its symbol's name.
             if expected[at + 1] in HOOKED:
                 expected[at] = "libvgpu.so"
                 replaced += 1

@@ -151,7 +151,8 @@ TIMES = 40
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 @pytest.mark.parametrize("words", ASKS)
 def test_only_module_loads_query_nvml(host: Host, words: str) -> None:
-    """A program may look up thousands of kernels. An NVML query takes 5 ms here, so a lookup must not query NVML."""
+    """A program may look up thousands of kernels. An NVML query takes long (5 ms in this test), so a lookup must not
+    query NVML."""
     host.become(PROFILE.replace("[gpu]", "hostile = slow-nvml\n[gpu]"))
     asked = []
     for times in (1, 1 + TIMES):

@@ -81,8 +81,8 @@ STATES = {
 
 
 def hooked() -> list[str]:
-    """Returns those hooked functions of this driver that the test calls without arguments. Functions that read a name
-    and functions that change the current context are left out."""
+    """Returns those hooked functions of this driver that the test calls without arguments. The test leaves out
+    functions that read a name or change the current context."""
     other = re.compile("ProcAddress|Ctx(Set|Pop|Push)")
     return [r.name for r in ROWS if r.verdict != "passed" and "535" in r.where and not other.search(r.name)]
 

@@ -82,8 +82,8 @@ def test_trimmed_graph_is_refused_until_its_memory_fits(host: Host, word: str) -
 
 
 def test_graph_runs_repeatedly_at_the_limit(host: Host) -> None:
-    """The device keeps memory for graphs. A launch reuses it, so the launch succeeds although no other memory is free.
-    The memory is charged only once."""
+    """The device keeps memory for graphs. A launch reuses this memory, so it succeeds although no other memory is free.
+    The library charges the memory only once."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
     puppet.get("alloc", LIMIT - host.on_card())
@@ -101,8 +101,8 @@ def test_allocation_reclaims_unused_graph_memory(host: Host) -> None:
 
 
 def test_captured_graph_launch_is_charged_its_memory(host: Host) -> None:
-    """If the launch of a graph is captured, the graph becomes a child of the captured graph. Its memory must be charged
-    with the parent graph."""
+    """If the launch of a graph is captured, the graph becomes a child of the captured graph. The memory of the child
+    must be charged with the parent graph."""
     puppet = host.puppet().start()
     say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "exec-destroy 30", "trim 0")
     before = host.on_card()

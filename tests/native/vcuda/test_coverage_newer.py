@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A newer driver, here of CUDA 13.5, may have versions of functions that the library does not know. If a function is
-known, the library charges its memory at the call. If it is not, the memory is charged at the next allocation. This must
-hold for each way to look functions up. Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in
-register 10) and ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
-address."""
+"""A newer driver, here of CUDA 13.5, may have versions of functions that the library does not know. The library charges
+the memory of a known version at the call, and that of an unknown version at the next allocation. This must hold for
+each way to look functions up. Strings such as ``alloc 10 4096`` (allocate 4096 bytes, keep the address in register 10)
+and ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its address."""
 
 from __future__ import annotations
 

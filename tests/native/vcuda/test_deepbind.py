@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """taichi opens a library with RTLD_DEEPBIND. Such a library finds libc's dlsym and the driver's functions before those
-of the preloaded library. The limit must apply there as well."""
+of the preloaded library. The limit must apply in this library as well."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the library on a driver that limits the GPU memory of the container's control group (driver branch 615).
 
-A card is oversold if its slices are together larger than its memory. Memory of these slices spills to host memory only
-if the card is full. Memory that is shown as free can be allocated. The tests compare the library's figures with
-those of the simulated driver."""
+A card is oversold if its slices (the containers' parts of it) are together larger than its memory. Memory of these
+slices spills to host memory only if the card is full. Memory that is shown as free can be allocated. The tests compare
+the library's figures with those of the simulated driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ memory_mib = 256
 context_mib = 4
 count = 2
 """
-# Program that sets the driver's limit of a control group on all GPUs.
+# A program that sets the driver's limit of a control group on all GPUs.
 SET = """
 import sys
 from pynvml import *
@@ -41,7 +41,7 @@ for i in range(nvmlDeviceGetCount()):
     limits = c_nvmlSetMemoryLimits_v1_t(nameSpace=sys.argv[1].encode(), softLimit=0, hardLimit=int(sys.argv[2]))
     nvmlDeviceSetMemoryLimits_v1(nvmlDeviceGetHandleByIndex(i), limits)
 """
-# Program that prints total, used and free memory, as two versions of nvmlDeviceGetMemoryInfo return them.
+# A program that prints total, used and free memory, as two versions of nvmlDeviceGetMemoryInfo return them.
 SHOWN = """
 from pynvml import *
 nvmlInit()
@@ -207,7 +207,7 @@ def test_memory_shown_as_free_can_be_allocated(host: Host, container, way: str) 
 
 def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
     """If the driver's limit is below the slice's size, NVML shows the difference as used. The library learns
-    the limit from cuMemGetInfo, so each call updates the difference, or removes it if the limit was raised."""
+    the limit from cuMemGetInfo, so each call of that function updates the difference."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()

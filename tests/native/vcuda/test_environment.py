@@ -119,7 +119,8 @@ LINES = [
 def test_log_level_selects_the_lines(host: Host, level: int) -> None:
     """Each log level includes the lines of the lower levels.
 
-    To cause two of the lines, the test uses a driver that rounds allocations up, and lets no thread start."""
+    Two of the lines appear only if the driver rounds allocations up and if no thread can start, so the test causes
+    both."""
     host.become(PROFILE.replace("[gpu]", f"allocation_granularity = {2 * MIB}\n[gpu]"))
     none = compile_program(host.folder, "nothreads.so", "nothreads.c", flags=("-shared", "-fPIC"))
     puppet = host.puppet(

@@ -42,7 +42,7 @@ def ends(node: Node, program: Path, how: str, percent: int = 50) -> str:
 
 
 def late_calls(node: Node) -> int:
-    """Returns the number of calls that the simulated driver received after its teardown."""
+    """Returns the number of calls that the simulated driver received after its teardown had begun."""
     command = [SIMULATOR / "gpusimctl", "usage", "--json"]
     done = subprocess.run(command, env=node.host.driver_env, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)["late_calls"]

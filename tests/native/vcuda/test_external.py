@@ -88,8 +88,7 @@ def test_import_stays_charged_after_the_exporters_exit(host: Host, three: tuple,
 
 
 def test_repeated_imports_do_not_exceed_the_limit(host: Host, three: tuple) -> None:
-    """The import closes the descriptor. So the library cannot find out by a search for open descriptors that the memory
-    is in use."""
+    """The import closes the descriptor. So a search for open descriptors would not show that the memory is in use."""
     maker, user, _watcher = three
     status, got = OK, 0
     for _unused in range(20):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If the limits file or the ledger (the container's record of its memory) is invalid, the library allows no context.
-
-It logs the reason.
+"""If the limits file or the ledger (the container's record of its memory) is invalid, the library allows no context and
+logs the reason.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ def container(
     host: Host, preload: str, limits: bool = True, ledger: bool = True, folder: str = "root", then: tuple = ()
 ) -> tuple:
     """Returns words to put before a command line, which then runs in a mount namespace with a container's
-    /etc/ld.so.preload and /dev/vgpu. ``then``: shell commands that a tenant runs there first."""
+    /etc/ld.so.preload and /dev/vgpu. ``then`` are shell commands that a tenant runs there first."""
     root, share = host.folder / folder, host.folder / folder / "share"
     for one in ("etc", "dev", "share", "above/0"):
         (root / one).mkdir(parents=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """While the library compares its charges with NVML's figures, allocations wait at a gate. If NVML is slow, an
-allocation must still wait only a few milliseconds. Several comparisons one after the other must not delay it longer
-than a single one."""
+allocation must still wait only a few milliseconds. Several consecutive comparisons must not delay an allocation longer
+than a single comparison."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests vgpu-limit-hook. A container runtime runs this OCI hook before a container starts. The hook makes the driver
-limit the GPU memory of the container's control group, and stops the start if it cannot find out the limit.
+limit the GPU memory of the container's control group, and refuses the start if it cannot find out the limit.
 
 Here the container is a process in a real control group, with an OCI bundle. The tests read the limits from the
 simulated driver (``gpusimctl limits``) and allocate memory in the group. tests/integration uses real containers."""
@@ -259,8 +259,8 @@ REFUSED = {
 @pytest.mark.parametrize("enforce", ["driver", "auto"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_container_with_an_unknown_limit_does_not_start(node: Node, group, case: str, enforce: str) -> None:
-    """With `--enforce auto` the container starts even if the driver sets no limit. The hook then logs that only the
-    library limits the memory."""
+    """With `--enforce driver` the container does not start. With `--enforce auto` it starts, and the hook logs that
+    only the library limits the memory."""
     make, said = REFUSED[case]
     done = node.run(node.container(group("c"), *make(node)), enforce)
     assert said in done.stderr

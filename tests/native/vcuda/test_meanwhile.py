@@ -107,8 +107,9 @@ def test_thread_that_never_returns_from_the_driver_blocks_no_other_thread(
     """A thread leaves cuCtxCreate without a return (by longjmp); other threads wait for this thread only once.
 
     If the library has already learned the size of a context, it charges the thread's context. Otherwise the context
-    stays uncharged. Then the watcher must report the process; this service of the node compares the driver's figures
-    with the charges. It does so because the context is larger than the tolerance in watch/rule.py (64 MiB or 1/16)."""
+    stays uncharged. The watcher, the node's service that compares the driver's figures with the charges, must be able
+    to report such a process. So the context must be larger than the watcher's tolerance in watch/rule.py (64 MiB or
+    1/16)."""
     if known:
         tooled.puppet().start().end()
     with Program(tooled, program, "thrown") as running:

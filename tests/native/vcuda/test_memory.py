@@ -61,8 +61,8 @@ def test_contexts_are_not_charged_if_they_do_not_count(host: Host) -> None:
 
 
 def test_uncounted_context_does_not_reduce_later_allocations(host: Host) -> None:
-    """Between allocations the library looks for uncharged memory on the card. It must not take the context for such
-    memory."""
+    """Between allocations the library looks for uncharged memory on the card. It must not mistake a context that is not
+    counted for such memory."""
     host.write_limits(count_context=False)
     puppet = host.puppet().start()
     context, step = host.on_card(), 32 * MIB

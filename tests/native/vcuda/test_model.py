@@ -51,7 +51,7 @@ def worst(tenant: dict, share: float | None = None) -> float:
     return max(share - tenant["low"], tenant["high"] - share)
 
 
-# --- one tenant alone; with the policy force its share limits it even then -------------------------------------------
+# --- one tenant alone; with the policy force the share limits even a lone tenant -------------------------------------
 
 ALONE = list(itertools.product((5, 10, 25, 50, 75, 90, 95), (10, 50, 200, 1000), (10, 20)))
 
@@ -363,16 +363,16 @@ def test_intermittent_tenant_gets_at_most_its_share(model, toggling: str, seed: 
 
 
 # Columns: the share in percent; the kernel duration in ms; the expected largest excess over the share in percentage
-# points. The library measures the time between two events. This does not show how much GPU time a kernel used during
-# other tenants' turns. The error is largest at a share of 50 %.
+# points. The library measures the time between two events. This time does not show how much GPU time a kernel used
+# during other tenants' turns. The error is largest at a share of 50 %.
 @pytest.mark.parametrize(
     ("share", "ms", "over"),
     [(10, 40, 1), (10, 100, 1), (30, 50, 1), (30, 100, 1), (50, 100, 6), (50, 200, 6), (70, 100, 1)],
 )
 def test_kernels_that_outlast_their_turn_are_charged(model, share: int, ms: int, over: float) -> None:
     """A kernel that is longer than its tenant's turn continues during other tenants' turns, in the GPU's time slices.
-    This time must be charged too. If only the time in the own turn were charged, these tenants would get 13, 30, 40,
-    53, 68, 70 and 82 %."""
+    This time must be charged too. If only the time in the tenant's turn were charged, these tenants would get 13, 30,
+    40, 53, 68, 70 and 82 %."""
     long, short = f"share={share},kernels={ms * 1000}", f"share={100 - share},kernels=100"
     tenants = model("--seconds", 62, "--warm", 12, long, short)["tenants"]
     assert share - 2.5 <= tenants[0]["mean"] <= share + over, tenants[0]["mean"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On machines such as Grace the memory of a GPU is a NUMA node of the host. If a program allocates memory on this node,
-it must be charged to the GPU. Strings such as ``create(4096, place=1, node=1)`` are Python expressions that the program
-in the slice evaluates: create() calls cuMemCreate with a kind of location and the number of a GPU or node."""
+"""On machines such as Grace the memory of a GPU is a NUMA node of the host. Memory that a program allocates on this
+node must be charged to the GPU. Strings such as ``create(4096, place=1, node=1)`` are Python expressions that the
+program in the slice evaluates: create() calls cuMemCreate with a kind of location and the number of a GPU or node."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ INVALID_DEVICE = 101  # The simulated driver returns this error for an unknown n
 
 @pytest.mark.parametrize(("node", "answer"), [(3, NOT_SUPPORTED), (4, INVALID_DEVICE), (5, INVALID_DEVICE)])
 def test_node_without_cpus_is_refused(start: Callable, node: int, answer: int) -> None:
-    """A node without CPUs may be the memory of another container's GPU, so the library refuses it. It passes calls for
-    other nodes to the driver."""
+    """A node without CPUs may be the memory of another container's GPU, so the library refuses it. The library passes
+    calls for all other nodes to the driver."""
     _host, one = start(profile=SMALL, wrapper=LIST)
     assert one.ask(f"create({PIECE}, place={NUMA}, node={node})") == answer

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inside a slice NVML shows only the container's processes, under their own pids, and utilisation relative to the
-share.
+"""Inside a slice (a container's part of a GPU) NVML shows only the container's processes, under their own pids, and
+utilisation relative to the share.
 
 The tests compare the results with two references: the same query without the library, and the simulated driver's own
 records. Strings such as ``rates()`` are Python expressions that a process of the container evaluates with the functions

@@ -18,7 +18,7 @@ def lower(host: Host, memory: int) -> None:
 
 
 def ended(puppet) -> bool:
-    """Makes a driver call in the process. Returns whether the process is killed by it."""
+    """Makes a driver call in the process. Returns whether this call kills the process."""
     try:
         puppet.say("info")
     except (AssertionError, BrokenPipeError):

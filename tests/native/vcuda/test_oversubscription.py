@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A card is oversold if the memory limits of its slices are together larger than its memory. Each slice still gets its
-whole limit and keeps its data intact, even if the card is full. The tests check the simulated driver's figures of the
-card and the bytes in memory."""
+"""A card is oversold if the memory limits of its slices (the containers' parts of it) are together larger than its
+memory. Each slice still gets its whole limit and keeps its data intact, even if the card is full. The tests check the
+simulated driver's figures of the card and the bytes in memory."""
 
 from __future__ import annotations
 
@@ -155,8 +155,7 @@ def test_without_oversubscription_a_slice_gets_only_the_rest_of_the_card(host: H
     second = tenant("second", oversubscribe=False)
     assert second.fill("plain", 2 * MIB, SOLD) < (CARD - SOLD) // (2 * MIB)
     assert second.ask("whole()") is True
-    # Memory shown as free can be allocated. So the figure is what is left of the limit or of the GPU, whichever is
-    # smaller.
+    # Memory shown as free can be allocated. So the figure is the rest of the limit or of the GPU, whichever is smaller.
     assert second.ask("cu.info()[0]") == CARD - host.on_card() < SOLD - second.charged()
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe checks in a container whether its slice is complete and limited. It passes in a complete slice, fails if a
-part of the slice is missing, and reports the driver's figures."""
+"""vgpu-probe checks in a container whether its slice (its part of a GPU) is complete and limited. The probe passes in a
+complete slice, fails if a part of the slice is missing, and reports the driver's figures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu-probe can check that a container cannot import the GPU memory of another container. Here two probes do so, in
-two containers of one GPU: one exports memory and the other tries to import it. With a defective library the check must
+"""vgpu-probe can check that a container cannot import the GPU memory of another container. Here two probes run in two
+containers of one GPU: one exports memory and the other tries to import it. With a defective library the check must
 fail."""
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_all_processes_of_the_container_share_one_limit(host: Host) -> None:
 
 
 def test_killed_process_is_uncharged_at_once(host: Host) -> None:
-    """The surviving process must notice the death. The memory must not stay charged until a new process starts."""
+    """The surviving process must notice the death at once, and the charge must not last until a new process starts."""
     victim, survivor = host.puppet().start(), host.puppet().start()
     victim.get("alloc", LIMIT - host.on_card())
     assert survivor.refused("alloc", 1) == OOM
@@ -118,8 +118,8 @@ def test_invalid_lock_word_is_ignored(host: Host) -> None:
 
 def test_forked_child_is_charged_separately(host: Host) -> None:
     parent = host.puppet()
-    # CUDA requires that a child that uses the driver is forked before cuInit. The library has already started at this
-    # moment.
+    # CUDA requires that a child that uses the driver is forked before cuInit. The library has already started before
+    # this fork.
     assert parent.result("total 0") != OK
     child = parent.say("fork")[1]
     assert child != parent.process.pid

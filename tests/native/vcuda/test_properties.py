@@ -118,7 +118,7 @@ class Container(RuleBasedStateMachine):
         rest = max(self.limit - self.total(), 0)
         bytes_ = {"rest": rest, "rest + 1": rest + 1, "rest - 1": rest - 1}.get(size, size)  # type: ignore[arg-type]
         if verb == "create":
-            # Rounded down, because the driver accepts only multiples of its granularity.
+            # The size is rounded down, because the driver accepts only multiples of its granularity.
             bytes_ = bytes_ // (2 * MIB) * (2 * MIB)
         if bytes_ < 1:
             return
@@ -177,8 +177,8 @@ class Container(RuleBasedStateMachine):
                 process.blocks[registers[process][-1]] = ("alloc", size)
         assert self.total() <= max(self.limit, before)
         self.three_accounts_agree()
-        # Whose last allocation was granted depends on timing. Free them all, so that the next steps do not depend on
-        # timing.
+        # Timing decides whose last allocation was granted. Free these allocations, so that the next steps do not depend
+        # on timing.
         for process in self.living:
             if process.blocks.pop(registers[process][-1], None):
                 assert process.puppet.result(f"free {registers[process][-1]}") == OK
@@ -189,7 +189,7 @@ class Container(RuleBasedStateMachine):
         """A forked child that does not use CUDA is charged nothing, and does not keep its parent's memory charged."""
         child = data.draw(st.sampled_from(self.living)).puppet.say("fork-away")[1]
         self.children.append(child)
-        # The child closes its standard input after it has dropped the driver state that it inherited. Wait for this.
+        # When the child has dropped the inherited driver state, it closes its standard input. Wait until then.
         until = time.monotonic() + 20
         while os.path.lexists(f"/proc/{child}/fd/0"):
             assert time.monotonic() < until, "the forked child must close its standard input within 20 s"

@@ -114,7 +114,7 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     replaced = 0
     for question, bare, hooked in zip(asked, answers[False], answers[True]):
         expected = bare.split()
-        for at in (1, 5):  # Positions of the object's name in the line. The symbol's name follows each.
+        for at in (1, 5):  # The line has objects' names at 1 and 5, each before its symbol's name.
             if expected[at + 1] in ours:
                 expected[at] = "libvgpu.so"
                 replaced += 1

@@ -68,7 +68,7 @@ def at_once(containers: list[Container]) -> int:
 
 
 # Columns: the number of slices that were never used; of idle slices that were used before; of busy containers. In each
-# row they are together more than the arbiter has seats.
+# row the sum exceeds the number of seats.
 CROWDS = [(40, 0, 40), (20, 20, 40), (100, 0, 60), (0, 100, SEATS)]
 
 
@@ -116,8 +116,9 @@ def test_removed_allocation_frees_its_seat(node: Node) -> None:
 
 
 def test_status_lists_all_of_many_allocations(node: Node) -> None:
-    """The status reads the clock after each page. Otherwise the arbiter would write pages meanwhile, and these would
-    seem to come from the future, as if no arbiter ran. On a busy machine the arbiter may be silent now and then."""
+    """The status reads the clock again after each page. With one reading at the start, pages that the arbiter writes
+    later would seem to come from the future, as if no arbiter ran. On a busy machine the arbiter may be silent now and
+    then."""
     for number in range(500):
         Container(node, f"slice-{number}", 1)
     node.arbiter()

@@ -419,7 +419,7 @@ def test_inconsistent_file_lists_allow_no_context(host: Host, at: int) -> None:
 
 def container(host: Host, shares: dict[int, Share], places: int = 12, then: tuple = ()) -> tuple:
     """Returns a prefix for a command line, which makes it run in a mount namespace. There each share is mounted at
-    /dev/vgpu/<number>; folders with other numbers are empty. ``then``: a tenant's shell commands, which run there
+    /dev/vgpu/<number>; folders with other numbers are empty. ``then`` are a tenant's shell commands, which run there
     before the command line."""
     root = host.folder / "root"
     for one in ("etc", "dev", *(f"above/{number}" for number in range(places))):

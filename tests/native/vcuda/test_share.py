@@ -112,8 +112,8 @@ def test_live_change_of_the_share_takes_effect(node: Node) -> None:
 
 def test_charged_time_is_the_gpu_time(node: Node) -> None:
     """The charged time must be the time for which the GPU ran. If the program has to wait for a CPU between two
-    launches, the idle time of the GPU is charged as well: up to 7 % in each of five rounds at load 15. So the test
-    takes the lowest of five rounds. A double charge would show in each round."""
+    launches, the idle time of the GPU is charged as well; at a load average of 15 it was up to 7 % in each of five
+    rounds. So the test takes the lowest of five rounds. A double charge would show in each round."""
     ratios: list[float] = []
     while len(ratios) < 5 and not (ratios and min(ratios) <= 1.05):
         container = Container(node, f"a{len(ratios)}", 40, core_policy="force")
@@ -216,7 +216,8 @@ COUNTED = [
 @pytest.mark.parametrize(("policy", "company", "part"), COUNTED, ids=["alone", "forced", "in company"])
 def test_arbiter_counts_the_time_with_the_whole_gpu(node: Node, policy: dict, company: bool, part: tuple) -> None:
     """The arbiter counts for how long a container may use the whole GPU, by the clock of its heartbeat. The watcher,
-    the node's service that compares GPU use with the limits, needs this figure: it reports no overuse in this time."""
+    the node's service that compares GPU use with the limits, needs this figure, because it reports no overuse in this
+    time."""
     one, other = Container(node, "one", 30, **policy), Container(node, "other", 30)
     node.arbiter()
     one.start(us=100)

@@ -2,7 +2,7 @@
 """The node mounts a container's limits file and its ledger, the record of its GPU memory, at /dev/vgpu. If a tenant
 forges files there, the library allows no context and logs the reason.
 
-Further tests are about a library that a user preloads by hand, outside a container; its ledger is in /tmp."""
+In further tests a user preloads the library by hand, outside a container; its ledger is then in /tmp."""
 
 from __future__ import annotations
 

@@ -255,8 +255,7 @@ def test_handle_of_another_container_is_refused(host: Host) -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_foreign_handle_is_refused_in_a_container_without_own_handles(host: Host, first: bool) -> None:
-    """If the exporting process dies, an import that is never mapped would keep the memory, and it would be charged to
-    no process."""
+    """If the exporting process dies, an import that is never mapped would keep memory that is charged to no process."""
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()

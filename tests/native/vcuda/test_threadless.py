@@ -58,8 +58,8 @@ def test_long_kernels_are_charged_their_duration(node: Node, how: str, threads: 
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_locked_context_does_not_delay_settling_on_another_gpu(node: Node, threads: int) -> None:
-    """The only controller thread is blocked inside the driver, at GPU 0. A thread of the program that waits for the
-    other GPU must then settle the launches of that GPU."""
+    """The only controller thread is blocked inside the driver, at GPU 0. A thread of the program that waits for GPU 1
+    must then settle the launches on GPU 1."""
     node.host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
     container, said = ends(node, threads, "apart.c", str(LAUNCHES), 50)
     assert said == "launched\nok\n"

@@ -156,8 +156,8 @@ def hide(host: Host) -> dict:
 
 
 def test_unseen_context_is_charged_a_learned_size_if_nvml_shows_no_process(host: Host, context: int) -> None:
-    """NVML cannot tell the size of the context, so the library creates another context and measures how much free
-    memory the card loses. Later contexts are charged this size."""
+    """NVML does not show the size of the context, so the library creates another context and measures by how much the
+    free memory of the card shrinks. It charges this size for later contexts."""
     hidden = hide(host)
     for count in (1, 2):
         puppet = host.puppet(**hidden)
@@ -169,8 +169,8 @@ def test_unseen_context_is_charged_a_learned_size_if_nvml_shows_no_process(host:
 # --- any hook may be the first: a slice of 1 GiB of an A100, on which a context takes 412 MiB ------------------------
 
 GIB, CONTEXT, CODE = 1024 * MIB, 412 * MIB, 3 * MIB
-# Size of the data of the module whose load bypasses the hooks. If NVML hides the process, the library does not charge
-# this data.
+# Size of the data of the module whose load bypasses the hooks. If NVML hides the process, the library charges no such
+# data.
 DATA = 8192
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever GPUs CUDA_VISIBLE_DEVICES selects, memory of each device is charged to the device's own slice, and CUDA and
-NVML show the same figures.
+"""Whatever GPUs CUDA_VISIBLE_DEVICES selects, memory of each device is charged to the device's own slice (the
+container's part of it), and CUDA and NVML show the same figures.
 
 Strings such as ``call cuMemFree_v2 $10`` are commands to programs/puppet.c: $10 is the value of register 10, @10 its
 address."""
@@ -19,7 +19,7 @@ from nvml_inside import ask
 from test_coverage_graphs import say
 from test_nvml_mig import DEVICE, MEMORY
 
-mig = test_nvml_mig.mig  # The import defines the fixture.
+mig = test_nvml_mig.mig  # This assignment makes the fixture available here.
 needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change MIG mode")
 GIB = 1 << 30
 FOUR = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 4\n"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vmm.c, the library's hooks of cuMemCreate and cuMemMap, on a simple driver in the test program. This
-driver blocks, reuses the values of handles, or grants memory while the library has no host memory to record it."""
+"""Tests vmm.c, the library's hooks of cuMemCreate and cuMemMap, on a simple driver in the test program. Depending on
+the case, this driver blocks, reuses the values of handles, or grants memory that the library has no host memory to
+record."""
 
 from __future__ import annotations
 

@@ -222,7 +222,9 @@ def test_lines_that_are_not_metrics_are_ignored():
 
 
 def resized(text: str) -> list[dict]:
-    """Returns the pod's states at three reads: before the resize, granted by the scheduler, applied by the node."""
+    """Returns the pod as three reads find it: before the resize, after the scheduler's grant, and after the node has
+    applied the grant.
+    """
     given = {"resize": text, "resized": text}
     return [
         PODS[0],

@@ -116,8 +116,8 @@ print(answers[key] if isinstance(answers[key], str) else json.dumps(answers[key]
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """Writes a program kubectl that returns the objects of the cluster above. Keywords add or replace answers; a key is
-    kubectl's arguments.
+    """Writes a program kubectl that returns the objects of the cluster above. Returns a function that adds or replaces
+    answers: each keyword has kubectl's arguments as its name.
     """
     program = tmp_path / "kubectl"
     program.write_text(KUBECTL.format(python=sys.executable))
@@ -179,8 +179,8 @@ def test_gpus_are_listed_with_their_planned_pods(kubectl, capsys):
         assert [(each["pod"], each["memory_mib"]) for each in one["pods"]] == who
 
 
-# columns: pod; expected: who chose its GPUs (None if it has none yet), (GPU, MiB, cores) of each GPU, words of what it
-# waits for ("" if it does not wait)
+# columns: pod; expected: who chose its GPUs (None if it has none yet), (GPU, MiB, cores) of each GPU, words of the
+# reason why it waits ("" if it does not wait)
 HAS = {
     "train": ("scheduler", [(A, 3000, 30), (B, 1000, 0)], ""),
     "phases": ("scheduler", [(A, 5000, 20)], ""),
@@ -239,7 +239,7 @@ def test_promised_and_maximum_memory_of_a_bursting_pod():
     assert f"{A[:12]} 2000 to 8000 MiB, 30 %; {B[:12]} 1000 MiB, any share" in "\n".join(text.pods([row]))
     said = rows.why(one, [])
     assert f"    {A}: 2000 MiB promised, up to 8000 MiB, 30 %" in said and f"    {B}: 1000 MiB, any %" in said
-    # Only the promised memory is planned, and not the memory up to the burst limit.
+    # The planned memory contains only the promised (guaranteed) memory, not the burst memory.
     (card, _other) = rows.cards([PARTS], [one])
     assert card["planned_mib"] == 2000
 

@@ -222,7 +222,7 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
                 ("vgpu_scheduler_leader", {"instance": "a"}, "1x5 0x40"),
                 ("vgpu_scheduler_leader", {"instance": "b"}, "0x6 1x40"),
             ],
-            [],  # The list is empty in a fleet without this project's scheduler.
+            [],  # A fleet without this project's scheduler has no such series.
         ],
     ),
     "VgpuOversold": (
@@ -238,7 +238,7 @@ FAULTS: dict[str, tuple[int, list[Series], float, list[list[Series]]]] = {
         [[("vgpu_scheduler_unplanned_pods", NODE, "0x30")], [("vgpu_scheduler_unplanned_pods", NODE, "0x5 1x30")]],
     ),
 }
-# Labels of the series that the fired alert does not have, because its expression sums over them.
+# Alert → labels that its series have and the fired alert does not, because the alert's expression sums over them.
 DROPPED = {"VgpuPluginSilent": {*INFO} - {"instance"}, "VgpuSchedulerNoLeader": {"instance"}}
 RULES = {one["alert"]: one for one in rules()}
 

@@ -60,7 +60,7 @@ QUERIES = [
 
 
 def labels_of(name: str) -> set[str]:
-    """Returns the labels of a metric: those of the longest prefix in the table that matches its name."""
+    """Returns the labels of a metric. The table has labels by prefix of the name; the longest match counts."""
     return LABELS[max((one for one in LABELS if name.startswith(one)), key=len)] | SCRAPED
 
 

@@ -181,8 +181,8 @@ def test_gpus_have_the_hook_and_mig_devices_do_not() -> None:
 
 
 def test_limits_have_the_gpus_real_size(node) -> None:
-    """With such a limit the driver reports the limit as the GPU's size. So the limits file must contain the real size,
-    which the library reads.
+    """If the driver enforces a limit, it reports the limit as the GPU's size. So the library reads the GPU's real size
+    from the limits file.
     """
     pool, allocator, _files = node.parts()
     source = FakeGpus(node.gpus)
@@ -243,7 +243,7 @@ def test_pod_without_cdi_does_not_start_if_the_driver_must_enforce_limits(node, 
     [
         ("driver", Terms("container", "x", "docker", by_cdi=False), True),
         ("driver", Terms("container", "x", "podman", by_cdi=True), False),
-        ("driver", Terms("exec", "x"), True),  # A host program is in no container's control group, so it is refused.
+        ("driver", Terms("exec", "x"), True),  # A host program is in no container's control group.
         ("driver", Terms("lease"), False),  # This lease is allowed, because the isolation check needs it.
         ("auto", Terms("container", "x", "docker", by_cdi=False), False),
         ("auto", Terms("exec", "x"), False),

@@ -119,7 +119,7 @@ def test_only_grpc_threads_get_coarse_timers(tmp_path):
 
 
 def test_ending_thread_does_not_affect_others(tmp_path, caplog, monkeypatch):
-    """A /proc file of a thread can be open and still fail to be read with ESRCH, because the thread has ended."""
+    """A read of an open /proc file fails with ESRCH if its thread has ended. Other threads must still be handled."""
     caplog.set_level("DEBUG")
     for task in ("17", "18"):
         (tmp_path / "self" / "task" / task).mkdir(parents=True)

@@ -36,8 +36,8 @@ def archive(folder: Path, version: str = VERSION, content: str = "one") -> Path:
 
 @pytest.fixture
 def place(tmp_path):
-    """Returns a function that runs the program in the test's folder with these variables and returns
-    its exit status.
+    """Returns a function that runs the program in the test's folder with the given variables and returns the program's
+    exit status.
     """
 
     def call(variables, version=VERSION, content="one"):

@@ -114,7 +114,7 @@ def test_changes_during_a_check_are_found_at_the_next(node, looks, monkeypatch):
     whole = static_slices.cdi.write
 
     def switched(*given):
-        # The running check has read the path of the library before this point, so it uses the old one.
+        # The running check has read the library's path before this point, so it still writes the old path.
         monkeypatch.setattr(static_slices.cdi, "write", whole)
         whole(*given)
         node.install_library("0.2.0-bbbbbbbbbbbb")

@@ -76,7 +76,7 @@ ROWS = [
     ("the program does not answer", (*STATE, "plugin", "status"), None, True),
     ("the unit file cannot be read", (*STATE, "files", UNIT_FILE), None, False),
 ]
-# The cases in which systemd must reload its units. The other cases must not, because a reload removes GPUs from
+# The cases in which systemd must reload its units. In all other cases it must not, because a reload removes GPUs from
 # containers of NVIDIA's legacy mode.
 RELOADED = {"this run wrote the unit", "killed after the unit was written"}
 

@@ -51,8 +51,8 @@ MOST = {
 }
 
 
-# The packer runs in a separate process, because it needs Ansible's loader of collections, and the other tests import
-# the collection without it.
+# The packer needs Ansible's loader of collections, but the other tests import the collection without this loader. So
+# the packer runs in a separate process.
 PACK = """
 import datetime, io, json, pathlib, sys, zipfile
 from ansible.executor import module_common

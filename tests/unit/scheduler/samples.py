@@ -34,12 +34,12 @@ def pod_ask(*asks, **preferences):
 
 
 def faults(nodes, plans):
-    """Returns the faults of ``plans``, a list of (node, plan) with one entry for each pod. It just adds up what the
-    pods use.
+    """Returns the faults of ``plans``, a list of (node, plan) with one entry for each pod. Finds them by adding up what
+    the pods use.
 
-    A pod runs in phases: each init container together with the sidecars, and then all other containers at once. It
-    counts with its greatest phase, and the greatest phases of several pods are added, because they may happen at the
-    same time.
+    A pod runs in phases: each init container together with the sidecars, and then all other containers at once. On each
+    GPU a pod counts with its greatest phase. The greatest phases of several pods are added, because they may happen at
+    the same time.
     """
     found = []
     sums, owners, shares = defaultdict(lambda: [0, 0, 0]), defaultdict(int), defaultdict(int)

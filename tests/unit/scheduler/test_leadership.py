@@ -109,7 +109,7 @@ def test_dead_holder_is_replaced_after_its_lease_ends(stage):
         await one.round()
         clock.time += 3
         await two.round()
-        # The holder must stop binding as soon as a call could last longer than its Lease, by its own clock.
+        # The holder must stop binding as soon as, by the holder's own clock, a call could last longer than the Lease.
         clock.time = 1000 + 15 - api_module.TIMEOUT
         assert await one.may_bind() == ""
         clock.time += 0.1

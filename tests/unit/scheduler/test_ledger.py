@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vgpu_plugin._shared.pods.annotations import APP, Device, Part, Use, use_of
 from vgpu_plugin._shared.pods.requests import size_on
-from vgpu_scheduler import placement
+from vgpu_scheduler import placement, search
 from vgpu_scheduler.ledger import Ledger, NoRoom
 from vgpu_scheduler.table import GpuTable
 
@@ -185,20 +185,32 @@ def test_init_containers_and_containers_share_their_gpus():
         ledger.place(pod_ask(ask(16000, init=True), ask(9000, sidecar=True)), "a")
 
 
-def test_only_possible_placement_is_found():
-    # GPU 0 is the only GPU on which another container fits. If the largest request were placed first, it would take
-    # this GPU.
-    gpus = (gpu("GPU-0", 10000), gpu("GPU-1", 9000), gpu("GPU-2", 4000))
-    asked = pod_ask(ask(40, kind=PERCENT), ask(60, kind=PERCENT), ask(60, kind=PERCENT), ask(4000), ask(3600))
-    ledger = ledger_of({"a": gpus})
-    assert can_place(gpus, asked.asks)
+# columns: memory of the node's GPUs and of the pod's containers (MiB). Each container in turn, the largest first, takes
+# the GPU that the policy prefers, and the last container finds no room; another placement has room for all.
+SEARCHED = [
+    ((12000, 10000), (6000, 7000, 6000)),
+    ((8000, 9000), (5000, 4000, 4000, 4000)),
+    ((6000, 10000), (5000, 2000, 2000, 4000, 3000)),
+    ((4000, 11000, 10000), (6000, 5000, 4000, 7000, 2000)),
+]
+
+
+@pytest.mark.parametrize(("gpus", "containers"), SEARCHED)
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_placement_that_no_policy_prefers_is_found_by_search(monkeypatch, gpus, containers, policy):
+    offered = tuple(gpu(f"GPU-{n}", memory) for n, memory in enumerate(gpus))
+    asked = pod_ask(*(ask(memory) for memory in containers))
+    ledger = ledger_of({"a": offered}, gpu_policy=policy)
+    assert can_place(offered, asked.asks)
     assert ledger.filter(asked, ["a"]).fits == ["a"]
-    assert faults({"a": gpus}, [("a", bind(ledger, "x", asked, "a"))]) == []
+    assert faults({"a": offered}, [("a", bind(ledger, "x", asked, "a"))]) == []
+    monkeypatch.setattr(search, "search", lambda *_given, **_options: None)
+    assert ledger_of({"a": offered}, gpu_policy=policy).filter(asked, ["a"]).fits == []
 
 
 def test_tight_placement_is_found_despite_spread():
-    # With the policy "spread", app and sidecar would each take a GPU. But the init container needs both GPUs and runs
-    # together with the sidecar, so the two must share a GPU.
+    # With the policy "spread", the app takes GPU-0 and the sidecar would take GPU-1. But the init container needs both
+    # GPUs while the sidecar runs, and GPU-1 has only one slot. So the sidecar must be on GPU-0.
     gpus = (gpu("GPU-0", slots=2), gpu("GPU-1", slots=1))
     asked = pod_ask(ask(1), ask(1, sidecar=True), ask(1, gpus=2, init=True))
     ledger = ledger_of({"a": gpus}, gpu_policy="spread")
@@ -309,8 +321,8 @@ def test_never_oversold_and_rebuilt_ledger_is_equal(nodes, wanted, policy, chanc
             except NoRoom:
                 placed = False
             assert placed == (name in answer.fits) or len(one) > 1
-            # For a pod with several containers, the filter searches beyond the greedy placement only if that finds no
-            # node at all.
+            # For a pod with several containers, the filter tries more than the greedy placement only if the greedy
+            # placement finds no node at all.
             assert placed or name not in answer.fits
         if answer.fits:
             name = chance.choice(answer.fits)
@@ -335,7 +347,7 @@ def test_never_oversold_and_rebuilt_ledger_is_equal(nodes, wanted, policy, chanc
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_container_without_compute_is_placed_next_to_containers_that_take_all_of_it(order):
-    """The GPUs take one, two and three containers. Only if the last takes all three containers, all of them fit."""
+    """GPU-0 has one slot, GPU-1 two and GPU-2 three. The pod fits only if all three containers get a slot of GPU-2."""
     gpus = tuple(gpu(f"GPU-{n}", 900, 900, n + 1) for n in range(3))
     wanted = [ask(1, 0, 1, MIB), ask(1, 10, 3, MIB), ask(1, 90, 2, MIB)]
     ledger = ledger_of({"a": gpus})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the cache in the scheduler's ledger (which pod holds how much of which GPU). The cache keeps the results for
-nodes: they are the same as without the cache, and few nodes are evaluated.
+nodes. They must be the same as without the cache, and only changed nodes may be evaluated again.
 """
 
 from __future__ import annotations

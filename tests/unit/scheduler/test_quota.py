@@ -138,7 +138,7 @@ def test_quota_uses_the_memory_factor():
 
 
 def test_admission_reserves_nothing():
-    """Any client can send reviews to the webhook, so a pod may count only once it is stored."""
+    """Any client can send reviews to the webhook, so a pod must not count before it is stored."""
     quotas = quotas_of({"q": {MEM: "6000"}})
     ask = read_pod(pod({M: 3000}))
     assert [quotas.admit("team", f"forged-{n}", ask) for n in range(100)] == [""] * 100
@@ -154,7 +154,7 @@ def test_stored_pods_count_while_pending_and_bound():
     assert quotas.admit("team", "c", ask)
     # The API server may review a stored pod again; the pod still counts once.
     assert quotas.admit("team", "b", ask) == ""
-    # Between its bind and the event about it, the scheduler knows a pod as bound and as pending; it must count once.
+    # Until the watch event of its bind arrives, a pod is known as bound and as pending; it must still count once.
     quotas._ledger.hold("a", "team/a", "n0", [Part("main", APP, (Device("GPU-n0-1", 3000, 0),))])
     assert quotas.admit("team", "b", ask) == ""
     quotas.forget("team", "a")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the preemption (the eviction of pods of lower priority) if a GPU has free slots, places for one container each,
-and only its memory is short: which pods are evicted and which stay.
+"""Tests the preemption (the eviction of pods of lower priority) if a GPU has free slots (a slot is the place for one
+container) and only its memory is short: which pods are evicted and which stay.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ def test_cases_without_eviction(why):
             stage.may = "another replica binds"
         assert stage.tries("p") == []
         if why == "helped":
-            # The other node has too few free slots, so the kube-scheduler's own preemption comes first and this one has
-            # nothing to do.
+            # The other node has too few free slots, so the kube-scheduler's own preemption comes first, and the
+            # preemption under test has nothing to do.
             stage.node("m", slots=1)
             stage.bound("b", "m", 1000)
             picked = {"m": wire.MetaVictims([wire.MetaPod("uid-b")])}

@@ -161,7 +161,7 @@ def test_only_pending_pods_get_an_event_over_http(monkeypatch):
             assert event["involvedObject"]["uid"] == "uid-waits" and event["involvedObject"]["name"] == "waits"
             assert "It would fit on n0 once default/first (12000 MiB) ends" in event["message"]
             assert "vgpu_scheduler_waiting_events_total 1" in (await one.get("/metrics"))[1]
-            # A quota is also a reason; both the event and bind report it.
+            # A pod may also wait because of a quota; both the event and /explain name the quota.
             double.put(quota_path(), quota_object({MEM: "12500"}))
             await one.until(lambda: list(one.extender.quotas.namespaces))
             small = double.put(pod_path("small"), pod_object("small", memory=700))

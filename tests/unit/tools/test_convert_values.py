@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the tool that converts the settings of other projects (NVIDIA's and 4paradigm's device plugins, HAMi's chart)
-to group variables. For what it cannot convert, or what the user must do, it prints a note. There is a row for each
-option that these projects document.
+to group variables. The tool prints a note about each setting that it cannot convert, and about what the user must do.
+There is a row for each option that these projects document.
 """
 
 from __future__ import annotations

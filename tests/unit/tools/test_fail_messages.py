@@ -30,9 +30,9 @@ def messages(node: Any) -> Iterator[str]:
 
 
 def is_text(message: Any) -> bool:
-    """Returns True if the message is a text whatever its variables are: it has words outside of its expressions, or its
-    one expression joins a list or is a module's refusal, which is a text. Only YAML's double quotes make a line end of
-    \\n: Ansible doubles a backslash that reaches its templates.
+    """Returns whether the message is a text for all values of its variables. This holds if it has words outside of its
+    expressions, or if its only expression joins a list or is a module's refusal (a text). The \\n of a join must be in
+    YAML's double quotes, which make it a line end, because Ansible doubles a backslash that reaches its templates.
     """
     if not isinstance(message, str):
         return False

@@ -95,7 +95,7 @@ def test_ansible_core_without_origins_of_values_is_supported() -> None:
     """ansible-core before 2.19 lacks a module that tells where a value was set. Messages then have no file and line,
     but nothing fails."""
     script = (
-        # These modules are imported before, because in newer releases they need the module that the next line hides.
+        # These modules are imported first, because in newer releases they need the module that the next line hides.
         "import ansible.inventory.helpers, ansible.utils.vars, ansible.vars.plugins\n"
         "sys.modules['ansible._internal._datatag._tags'] = None\n"
         "from ansible_collections.vgpu.fleet.plugins.plugin_utils import variable_source as one\n"

@@ -2,7 +2,8 @@
 """Tests that a template which makes JSON text ends with the filter to_json or to_nice_json. If another filter follows,
 ansible-core before 2.19 turns a text that looks like a dictionary or a list into a dictionary or a list.
 
-Found with 2.16: the record of the last isolation check was passed on as a dictionary, and ``site.yml`` failed.
+With ansible-core 2.16 the record of the last isolation check was once passed on as a dictionary, and ``site.yml``
+failed.
 """
 
 from __future__ import annotations

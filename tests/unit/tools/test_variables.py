@@ -94,7 +94,7 @@ def test_role_uses_only_specified_variables(role: str) -> None:
 def test_options_without_a_default_are_required(role: str) -> None:
     """A variable that is optional and has no default would be undefined when the role uses it."""
     defaults = tool.defaults_of(ROOT, role)
-    optional = {"site_hosts", "upgrade_serial"}  # playbooks have the default of these options
+    optional = {"site_hosts", "upgrade_serial"}  # The playbooks set the defaults of these options.
     for name, option in tool.options_of(ROOT, role).items():
         assert option.get("required") or name in defaults or name in optional, name
 

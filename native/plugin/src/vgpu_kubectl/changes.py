@@ -88,7 +88,7 @@ def outcome(pod: Object, asked: str) -> str:
 
 def the_gpu(node: Object, named: str, exported: Mapping[str, int]) -> str:
     """Returns the UUID of a GPU given by index, UUID, or the beginning of a UUID. ``exported``: UUID → index as
-    reported by the node's exporter of metrics, empty if that was not read. Raises Refused.
+    reported by the node's exporter of metrics, empty if the exporter was not read. Raises Refused.
     """
     listed = {gpu.uuid: number for number, gpu in enumerate(rows.gpus_of(node))}
     known = listed or dict(exported)

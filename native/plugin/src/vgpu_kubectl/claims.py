@@ -68,8 +68,8 @@ NONE = Claims()
 
 
 def read(slices: Iterable[Object], claims: Iterable[Object]) -> Claims:
-    """Reads GPUs and shares from the objects. ``slices``: ResourceSlices of all drivers; of these only ours count, and
-    of each node's only those of the newest generation.
+    """Reads GPUs and shares from the objects. ``slices``: ResourceSlices of all drivers. Only the slices of our
+    driver count, and of these only each node's newest generation.
     """
     devices: dict[str, dict[str, NodeGpu]] = {}
     newest: dict[str, int] = {}

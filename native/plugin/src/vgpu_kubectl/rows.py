@@ -20,8 +20,8 @@ from vgpu_plugin._shared.pods.requests import DialectError, asked, read_pod
 
 from .claims import NONE, Claims
 
-# Annotation that lists the resource names that the device plugin itself adds to the node's capacity. The kubelet has no
-# slices of them.
+# Annotation that lists the resource names that the device plugin itself adds to the node's capacity. The kubelet
+# allocates no devices of these resources.
 ADDED = "vgpu.fleet/capacity"
 CONDITION, HEALTH = "VgpuConfiguration", "VgpuGpusHealthy"
 PREFIX = "nvidia.com/"

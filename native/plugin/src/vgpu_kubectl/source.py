@@ -16,7 +16,7 @@ TIMEOUT_S = 120.0
 
 
 class NoAnswer(Exception):
-    """kubectl is missing or failed; the text contains its own error message."""
+    """Raised if kubectl is missing or failed. The text contains kubectl's error message."""
 
 
 class Cluster:

@@ -77,7 +77,7 @@ class Daemon:
     def _driver(self, settings: Settings) -> tuple[GpuSource | None, list[Gpu]]:
         """Returns the driver and its GPUs. If failOnInitError is false, waits until the driver has at least one
         readable GPU. There is one exception: if this node had GPUs before, a driver without any readable GPU is
-        returned too, so that its GPUs are reported as lost.
+        returned too, so that the node's GPUs are reported as lost.
         """
         reported = ""
         had = LastOffer(self._setup.paths.last_offer).with_lost([])

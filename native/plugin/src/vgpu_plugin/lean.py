@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 def with_quiet_servers() -> None:
     """Makes a check in the thread of each gRPC server less frequent. The check wakes the thread every second to test
-    whether its server object was deleted. In this program the object is never deleted before the server is stopped. The
-    check used a third of the processor time of an idle node program.
+    whether the Python object of the server was deleted. In this program the object is never deleted before the server
+    is stopped. The check used a third of the processor time of an idle node program.
     """
     server = importlib.import_module("grpc._server")
     if hasattr(server, CHECK_PERIOD):
@@ -44,8 +44,8 @@ def with_few_arenas() -> None:
 def own_timers() -> Callable[[], None]:
     """Returns a function that gives the calling thread the timer slack that the current thread has now.
 
-    It is needed because a thread inherits the slack of its creator. A server's thread creates the worker threads. After
-    CoarseTimers has changed the server's thread, new workers would sleep up to half a second too long.
+    Each new worker thread calls it, because a thread inherits the slack of its creator, here the server's thread. After
+    CoarseTimers has changed the server's thread, new workers would otherwise sleep up to half a second too long.
     """
     try:
         prctl = ctypes.CDLL(None).prctl
@@ -67,8 +67,8 @@ class CoarseTimers:
     On an idle node these threads wake some 900 times a minute. A server's thread wakes every 200 ms to check for
     signals, and the threads of gRPC's core wake with growing pauses after each tick of its clock.
 
-    This is done only after the first call of a client. Before that call gRPC sometimes misses an event, and notices it
-    only at the end of a wait.
+    The timers are changed only after the first call of a client. Before that call gRPC sometimes misses an event, and
+    notices it only at the end of a wait.
 
     The lifeguard thread of gRPC's core is left unchanged, because it starts more threads when all are busy.
     """

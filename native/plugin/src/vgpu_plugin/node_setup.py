@@ -70,7 +70,7 @@ def install(given: argparse.Namespace) -> list[str]:
     archive, version = the_archive(given.archives)
     done = store.deploy(given.library_root, version, str(archive))
     # Older versions of the library are removed unless a container still uses them. A container keeps its library
-    # version while it runs, and also if it restarts with its first mounts.
+    # version while it runs, and also when it restarts with the mounts that it already has.
     done += store.collect(given.library_root, version)
     for name, text in files.items():
         path = given.config if name is None else Path(node_config.config_file(str(given.config), name))
@@ -137,8 +137,8 @@ def written(path: Path, text: str) -> list[str]:
 def remove(given: argparse.Namespace) -> list[str]:
     """Removes the library and the folders of vgpu.fleet from the host.
 
-    The process first makes the host's root folder its own (chroot), for two reasons. Only there does a link such as
-    /var/run point to the host's folder. And only there are these folders no mount points, which could not be removed.
+    The process first makes the host's root folder its own (chroot), for two reasons. In the pod's own root, a link such
+    as /var/run would point to a folder of the pod. And there these folders are mount points, which cannot be removed.
     """
     if given.host_root != "/":
         os.chroot(given.host_root)

@@ -148,7 +148,7 @@ class Api:
 
     async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None:
         """Sets the condition on a preempted pod that makes a kube-scheduler wait until the pod has ended. It must be
-        set after the eviction, which writes a reason of its own.
+        set after the eviction, because the eviction overwrites the condition's reason.
         """
         condition = {
             "type": "DisruptionTarget",

@@ -37,8 +37,8 @@ class Certificates(NamedTuple):
 
 
 def renewed(old: Certificates | None, names: Sequence[str], now: datetime | None = None) -> Certificates:
-    """Returns the old certificates if a third of their validity is left and they match these names;
-    otherwise new ones.
+    """Returns the old certificates if at least a third of their validity is left and they match these names.
+    Otherwise returns a new certificate; the authority stays as long as a third of its own validity is left.
     """
     now = now or datetime.now(UTC)
     authority, authority_key, bundle = _authority(old, now)

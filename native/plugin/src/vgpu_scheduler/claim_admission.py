@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a pod that gets GPUs by claims (Dynamic Resource Allocation) instead of its requests. Each requesting
-container gets the name of its own claim, which ``pod_claims`` creates once the pod is stored, and the requested
+"""Changes a pod so that it gets GPUs by claims (Dynamic Resource Allocation) instead of by resource names. Each
+requesting container gets the name of its own claim, which ``pod_claims`` creates once the pod is stored. The requested
 resource names are removed. The module only computes the changes.
 
 No request is left in the pod, so a second review of the pod finds no GPU request.

@@ -46,7 +46,7 @@ class Cluster:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
         self.writes: Callable[[], bool] = lambda: True
         # Function that returns when this replica became the writer, the only replica that binds pods and writes plans.
-        # It writes nothing until it has a list of all pods from after that time.
+        # The replica writes nothing until it has a list of all pods from after that time.
         self.writes_since: Callable[[], float] = lambda: -1.0
         self.drift: dict[str, int] = dict.fromkeys(DRIFT, 0)
         # Uid → namespace/name of pods that were bound without a plan. The device plugin refuses to start them.
@@ -55,8 +55,8 @@ class Cluster:
         self.resizing = Resizing(extender, api)
         # Uids of pods that were seen bound with their plan. If the plan differs later, somebody else has written it.
         self.confirmed: set[str] = set()
-        # Node whose GPU annotation is missing or unreadable → text of the annotation. It is logged once and not with
-        # each heartbeat of the node.
+        # Node whose GPU annotation is missing or unreadable → text of the annotation, so that the fault is logged
+        # once and not with each heartbeat of the node.
         self._faulty: dict[str, str | None] = {}
         # Node → errors in its labels about GPUs.
         self._label_faults: dict[str, list[Finding]] = {}

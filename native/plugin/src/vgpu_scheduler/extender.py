@@ -104,8 +104,8 @@ class Extender:
         fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
         if not fits:
-            # If the room is only reserved for a preemption, that reason is passed on here. The event on the pod is
-            # composed later from the ledger, which does not know the reservation and would report that there is room.
+            # The event on the pod is composed later from the ledger, which does not know what is reserved for a
+            # preemption and would report that there is room. So that reason is passed on here.
             self._waits(args, ask, KEPT if answer.fits else "")
             self._short(args, ask, [name for name in answer.failed if name not in kept])
         return wire.FilterResult(fits, failed, answer.never)

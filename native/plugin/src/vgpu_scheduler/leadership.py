@@ -8,7 +8,7 @@ that is not called any more then hands the Lease over. If the holder is dead, th
 
 Clocks of two machines are never compared. The holder counts the duration of the Lease from before its renewal request;
 the other replicas count from when they saw the Lease change. So the Lease always expires first for its holder. The
-holder stops binding before that: the remaining time must be longer than a call to the API server takes.
+holder binds only while the remaining time is longer than a call to the API server takes.
 """
 
 from __future__ import annotations

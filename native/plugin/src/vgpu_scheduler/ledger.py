@@ -183,8 +183,8 @@ class Ledger:
         return Answer(listed[known][fits].tolist(), failed, never)
 
     def prioritize(self, ask: PodAsk, names: Sequence[str]) -> list[int]:
-        """Returns a score from 0 to 10 for each node. By the policy, it says how full (binpack) or empty (spread) the
-        node's GPUs would be, or how close the pod's GPUs can be to each other (topology). A node without GPUs gets 0.
+        """Returns a score from 0 to 10 for each node; 0 without GPUs. The score says how full (policy binpack) or empty
+        (spread) the node's GPUs would be, or how close the pod's GPUs can be to each other (topology).
         """
         rows = self._table.rows(names)
         known = rows >= 0

@@ -140,8 +140,8 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
             for task in tasks:
                 task.cancel()
             await leadership.release()
-            # The API server calls this replica until it notices the shutdown. If a call were cut off, a pod would be
-            # refused, so calls are still answered for some time.
+            # Until the API server notices the shutdown, it calls this replica. If a call were cut off, a pod would be
+            # refused, so this replica still answers calls for some time.
             if admits:
                 service.drain()
                 await asyncio.sleep(given.drain_seconds)

@@ -20,8 +20,8 @@ from vgpu_plugin._shared.pods.resources import Ask
 if TYPE_CHECKING:
     from .table import View
 
-# Scope of the alignment on a node (a row of the table): none, the GPUs of each container, or the GPUs of the whole pod
-# must be on one NUMA node.
+# Scopes of the alignment on a node (a row of the table), which say what must be on one NUMA node: nothing, the GPUs of
+# each container, or the GPUs of the whole pod.
 NONE, OF_CONTAINER, OF_POD = 0, 1, 2
 SCOPES = {CONTAINER: OF_CONTAINER, POD: OF_POD}
 

@@ -89,7 +89,7 @@ def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
 
 
 def enough(view: View, ask: Ask, allowed: np.ndarray) -> np.ndarray:
-    """Returns for each row whether it has enough GPUs for one container alone."""
+    """Returns for each row whether this container fits there without the pod's other containers."""
     rows: np.ndarray = numa.one_node(view, fit(view, ask, allowed).all, ask).sum(axis=1) >= ask.gpus
     return rows
 
@@ -101,8 +101,8 @@ def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np
 
 
 def takes(view: View, ask: PodAsk) -> np.ndarray:
-    """A node's label may reserve its GPUs for pods that take whole GPUs, or for pods that take parts of GPUs. Returns
-    for each row (node) whether this pod is admitted.
+    """Returns for each row (node) whether the node's label admits this pod. The label may reserve the node's GPUs for
+    pods that take whole GPUs, or for pods that take parts of GPUs.
     """
     whole = all(one.memory.kind == CARD for one in ask.asks)
     rows: np.ndarray = view.sharing != SHARINGS.index(SHARED if whole else EXCLUSIVE)

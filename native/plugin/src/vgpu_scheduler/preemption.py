@@ -178,8 +178,8 @@ class Preemption:
         placed on these nodes, because it would fill the freed room.
 
         Nothing is reserved for a nominated pod that would have no room even after the end of all victims, for example
-        because a GPU became unhealthy. The kube-scheduler withdraws its nomination late or never, and other pods could
-        not use the node until then.
+        because a GPU became unhealthy. The kube-scheduler withdraws such a nomination late or never, and other pods
+        could not use the node until then.
         """
         wanted = set(names) if self._nominated else ()
         full: set[str] = set()

@@ -170,8 +170,8 @@ class Quotas:
                 continue
             value = exact(hard[resource])
             if value is None:
-                # The API server stores no value that is not a quantity. If there is one, everything is refused, because
-                # the intended limit is unknown.
+                # The API server stores only quantities. If it returns another value, the intended limit is unknown, so
+                # every pod that needs this resource is refused.
                 text = "ResourceQuota %s: %s: %r is not a quantity; all pods that need this resource are refused"
                 log.warning(text, name, resource, hard[resource])
             found.append(Limit(name, resource, math.floor(value or 0), of))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds why a pod does not fit on a node: one Reason for each node, by the first test that fails, and its text.
+"""Finds why a pod does not fit on a node. Each node gets one Reason, that of the first test that fails.
 
 The kube-scheduler counts equal texts ("3 not a GPU with …"), so a text names only what the pod needs. ``explain``
 reports what the node has.

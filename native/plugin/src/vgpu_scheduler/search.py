@@ -119,7 +119,7 @@ def best_set(
     other word prefers the lowest sum of ``key``.
     """
     scores = [dict(gpu.links) for gpu in gpus]
-    # The sums are of integers, because these do not depend on the order of addition.
+    # The keys are rounded to integers, because a sum of floats depends on the order of addition.
     keys = [round(one * 1_000_000) for one in key]
 
     def liking(way: tuple[int, ...]) -> tuple[int, ...]:

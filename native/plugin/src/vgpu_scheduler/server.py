@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 # Maximum bytes of a request body. A call may name 5 000 nodes of 253 letters, which are 1.3 MB, and a preemption also
 # names pods.
 MAX_BODY = 8 << 20
-# Bytes. If the body of a review is larger than this, it is read together with only a few others. A review is some 10
-# KiB, but anybody in the cluster can call the webhook, and a client with many large bodies must not fill the program's
+# Maximum bytes of the body of a usual review, which has some 10 KiB. Only a few larger bodies are read at a time,
+# because anybody in the cluster can call the webhook, and a client with many large bodies must not fill the program's
 # memory.
 SMALL_BODY = 64 << 10
 # Maximum number of larger bodies read at a time.
@@ -193,8 +193,8 @@ class Service:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        """Answers whether this replica is ready, which it is once nodes and pods were listed. That holds for every
-        replica, because all replicas answer admission.
+        """Answers whether this replica is ready: nodes and pods are listed, and it is not shutting down. It need not
+        hold the Lease, because all replicas answer admission.
         """
         if self._drains:
             return say(503, "this replica is shutting down")

@@ -28,8 +28,8 @@ from .quota import Quotas
 log = logging.getLogger(__name__)
 
 # DELAY: seconds after a filter until this module handles the pod; the kube-scheduler's own preemption comes within
-# milliseconds. AGAIN: seconds before a pod for which no preemption helped is tried again. PART: maximum part of the
-# program's time that is spent here.
+# milliseconds. AGAIN: seconds until another attempt for a pod that no preemption could help. PART: maximum part of
+# the program's time that is spent here.
 DELAY, AGAIN, PART = 1.0, 10.0, 0.2
 # MAX_DUE: maximum number of pods that wait here. MAX_NODES: maximum number of nodes tested in one step, because a
 # filter call may have to wait for the step. MAX_ROUNDS: maximum number of choices of victims for one pod; each refused

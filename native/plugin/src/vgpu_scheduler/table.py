@@ -27,8 +27,8 @@ USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
 
 
 class View(NamedTuple):
-    """Some rows of the table. In use are ``memory`` (MiB), ``cores`` (percent of compute) and ``shares`` (slots; each
-    takes one container). ``there`` marks existing GPUs, ``usable`` the healthy ones.
+    """Some rows of the table. ``memory`` (MiB), ``cores`` (percent of compute) and ``shares`` (slots, one for each
+    container) are the amounts in use. ``there`` marks existing GPUs, ``usable`` the healthy ones.
     """
 
     card: np.ndarray

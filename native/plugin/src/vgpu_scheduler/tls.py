@@ -122,7 +122,7 @@ def read(secret: dict[str, Any]) -> Certificates | None:
 
 
 def load(context: ssl.SSLContext, found: Certificates) -> None:
-    """Loads the certificate into the context. A listening socket shows it from its next handshake on."""
+    """Loads the certificate into the context. A socket that already listens presents it from the next handshake on."""
     with tempfile.NamedTemporaryFile("wb", suffix=".pem") as both:
         both.write(found.certificate + found.key)
         both.flush()

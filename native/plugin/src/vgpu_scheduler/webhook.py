@@ -177,8 +177,8 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
                 added[settings.config.memory] = str(limit // settings.config.memory_factor)
             if added:
                 resources = dict(container.get("resources") or {}, limits={**limits, **added})
-                # The request is added too: the API server sets it equal to the limit before it calls us, but perhaps
-                # not afterwards.
+                # The request is added too: the API server sets missing requests to the limits before it calls us, but
+                # perhaps not again after our change.
                 resources["requests"] = {**requests, **added}
                 patch.append({"op": "add", "path": f"{where}/resources", "value": resources})
             variables = container.get("env") or []
@@ -234,8 +234,8 @@ def too_large(ask: PodAsk, shapes: Collection[tuple[int, int]]) -> list[str]:
 
 
 def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any]:
-    """Refuses changes of the annotations of scheduler and device plugin by other users, because other pods' GPUs depend
-    on these annotations.
+    """Refuses invalid changes of a pod's annotations. Annotations that our programs write may be changed only by
+    kubelets and the users in ``settings``, because other pods' GPUs depend on them.
     """
     user = str((request.userInfo or {}).get("username") or "")
     both = (*settings.may_write, *settings.may_give)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The account of device memory: the bytes of each device that this container and this process are charged. The charges
- * are kept in the ledger, a file that all processes of the container map, with one slot for each process. A container
- * may have several allocations of GPUs. Each of them is called a share and has its own ledger. A hook is this library's
- * replacement of a driver function. counters.h has the fast path of a charge. */
+/* The account of device memory: how many bytes of each device are charged to this container and to this process. The
+ * charges are kept in the ledger, a file that all processes of the container map, with one slot for each process. A
+ * container may have several allocations of GPUs. Each of them is called a share and has its own ledger. A hook is this
+ * library's replacement of a driver function. counters.h has the fast path of a charge. */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
 

@@ -139,9 +139,9 @@ static inline bool key_try(const struct ledger_key *key)
 static inline void key_drop(const struct ledger_key *key)
 {
     watch_lock(key, false);
-    /* Check first that this process still has the lock: if the tenant (the container's user) has overwritten it, it may
-     * belong to another process. While the lock contains this process's word, no correct process writes to it, so no
-     * locked instruction is needed. */
+    /* Check first that this process still has the lock: if the tenant (the container's user) has overwritten the word,
+     * another process may have the lock. While the lock contains this process's word, no correct process writes to it,
+     * so no locked instruction is needed. */
     if (__builtin_expect(__atomic_load_n(key->lock, __ATOMIC_RELAXED) == key->word, 1))
         __atomic_store_n(key->lock, 0, __ATOMIC_RELEASE);
 }

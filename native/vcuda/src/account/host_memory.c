@@ -42,8 +42,8 @@ void host_memory_reset(void)
 }
 
 /* Returns the reserve: the bytes of the card that requests must leave free, because contexts and code can only be on
- * the card. They are two contexts for each container with this limit that fits on the card, but at most a quarter of
- * the card. */
+ * the card. The reserve is two contexts for each container with this limit that fits on the card, but at most a quarter
+ * of the card. */
 static uint64_t reserve(const struct device *device, uint64_t card)
 {
     bool known;
@@ -81,9 +81,9 @@ bool host_memory_wanted(const struct device *device, uint64_t bytes)
     uint64_t card = limits_card(device->uuid), kept = reserve(device, card ? card : shown);
     if (fits(bytes, unused, kept))
         return false;
-    /* If the driver enforces the limit, its free memory is what the limit leaves, and there the request may fit without
-     * a reserve. But the request and the reserve must fit into the free memory of the whole card. If NVML does not show
-     * that, host memory is used as soon as the driver's figure does not leave the reserve. */
+    /* If the driver enforces the limit, its free memory is what the limit leaves, and only the request must fit into
+     * that. The request and the reserve together must fit into the free memory of the whole card. If NVML does not show
+     * the whole card, host memory is used as soon as the driver's figure does not leave the reserve. */
     return !card || bytes > unused || !free_of_card(device, card, &of_card) || !fits(bytes, of_card, kept);
 }
 

@@ -391,8 +391,8 @@ static void *import_from(const struct membership *member, uint64_t byte)
     return import == MAP_FAILED ? NULL : import;
 }
 
-/* The locks of one import. It locks its byte in the ledger of each share, because the process that exported the memory
- * may be charged in any of them. */
+/* The locks of one import. An import locks its byte in the ledger of each share, because the process that exported the
+ * memory may be charged in any of these ledgers. */
 struct import {
     unsigned count;
     void *map[VGPU_MAX_SHARES];

@@ -2,7 +2,7 @@
 /*
  * The lock of the ledger (the file in which the container's processes record their device memory) is one word in the
  * file. The word names its holder by slot and generation (a number that grows each time a process claims the slot). If
- * no other process wants the lock, taking and releasing it cost one atomic instruction each.
+ * no other process wants the lock, taking it costs one atomic instruction, and releasing it a load and a store.
  *
  * A waiting process detects a killed holder in two ways: the kernel has released the holder's byte lock, or the slot
  * was claimed again and has a new generation. The waiting process then replaces the word by compare-and-swap, so only

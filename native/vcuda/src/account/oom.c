@@ -5,10 +5,10 @@
  * the process that uses most of the device kills itself at its next driver call, then the next largest process, until
  * usage fits the limit.
  *
- * No process kills another process, because a pid may have been reused. That is not necessary, because all processes
- * compute the same result from the same figures, and the largest process kills itself. The sum covers live processes
- * only. A process that is being killed still counts, because otherwise a second process could be killed where one is
- * enough.
+ * No process kills another process, because a pid may have been reused. Such a kill is not needed either, because all
+ * processes compute the same result from the same figures, and the largest process kills itself. The sum covers live
+ * processes only. A process that is being killed still counts, because otherwise a second process could be killed where
+ * one is enough.
  */
 #include "account.h"
 

@@ -6,9 +6,9 @@
  *
  * A seat is a card's entry in the ledger of a share that names the card; most cards have one seat. If several shares
  * name a card, a charge fills the first share, then the next. A free uncharges the last share first, because no record
- * says in which share a block was charged. Meanwhile the process holds the locks of all these ledgers. It takes them in
- * the order of their files' device and inode numbers. This order is the same in every container, so no deadlock can
- * occur.
+ * says in which share a block was charged. During a charge or a free the process holds the locks of all these ledgers.
+ * It takes them in the order of their files' device and inode numbers. This order is the same in every container, so no
+ * deadlock can occur.
  *
  * A card that only the first share names is charged as in a container with one share. Other cards do not use the fast
  * path.

@@ -5,17 +5,16 @@
  * It belongs to the handle's open file description (here: description). Through another description of the file a
  * process can query (F_OFD_GETLK) whether the lock exists.
  *
- * The object exists as long as any process has the descriptor open or a message in a socket carries it. Only the kernel
- * knows whether that is so, and the lock exists for the same time. So the query shows whether the handle is open in any
- * process, even after the exporting process has died.
+ * The object and the lock both exist as long as any process has the descriptor open or a message in a socket carries
+ * it. So the query shows whether the handle is open in any process, even after the exporting process has died.
  *
  * All handles of a driver are descriptions of one file (/dev/nvidiactl), which other containers may share. The number
  * of the locked byte is 2^62 plus 30 bits for the container's ledger (the file with its charges), 24 bits for the
  * object and 8 bits for the handle.
  *
- * If a mark cannot be set or read, the memory stays charged until the process exits, and the ledger records that the
- * container has an unmarked handle. From then on, an import without a readable mark may be of this container's memory,
- * so the importing process is charged. Before that, such an import counts as another container's memory.
+ * If a mark cannot be set or read, the memory stays charged until the exporting process exits, and the ledger records
+ * that the container has an unmarked handle. From then on, an import without a readable mark may be of this container's
+ * memory, so the importing process is charged. Before that, such an import counts as another container's memory.
  */
 #include "ledger.h"
 
@@ -234,9 +233,9 @@ static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
     return 0;
 }
 
-/* Does the same by queries, for the case that fdinfo cannot be read. A query reports only the locks of other
- * descriptions. So the byte that this description has locked is reported to `file`, which is another description, but
- * not to this one. */
+/* Does the same as listed_byte by queries of locks, for the case that fdinfo cannot be read. A query reports only the
+ * locks of other descriptions. So the byte that this description has locked is reported to `file`, which is another
+ * description, but not to this one. */
 static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
 {
     struct span found;

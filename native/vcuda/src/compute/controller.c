@@ -111,8 +111,8 @@ static void *control(void *data)
         seen = put;
         sleep_until(wakes_take(&wakes, again < now + LONGEST_NS ? again : now + LONGEST_NS));
     }
-    /* This thread may have slept while another took over, and may have overwritten the value of `asleep` that the other
-     * thread had set. */
+    /* Another thread may have taken over while this thread slept. This thread may then have overwritten `asleep`, so
+     * wake the new leader. */
     atomic_store_explicit(&asleep, AWAKE, memory_order_seq_cst);
     futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
     return NULL;

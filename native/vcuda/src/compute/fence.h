@@ -15,7 +15,7 @@
 struct limited;
 struct flow;
 struct leaving;
-struct mark; /* A mark is a timing event that the library created, together with the event's context. */
+struct mark; /* A mark is a timing event that the library created, with its bookkeeping (place.h). */
 
 /* --- fence.c ----------------------------------------------------------------------------------------------- */
 
@@ -61,8 +61,8 @@ bool fence_park(uint64_t patience_ns);
 /* Reports a new fence, so that the settling thread wakes in time. The second fence of the process starts that
  * thread. */
 void controller_tell(uint64_t now);
-/* Settles the finished fences of the current context. Does so only if `waits` is true, that is, if the caller has to
- * wait anyway, or if no settling thread could be started. */
+/* Settles the finished fences of the current context, but only if `waits` is true (the caller has to wait anyway) or if
+ * no settling thread could be started. */
 void controller_help(bool waits);
 /* Called after the program has waited for the GPU, because then fences are probably finished. */
 void fence_waited(bool done);

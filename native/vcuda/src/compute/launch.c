@@ -63,8 +63,8 @@ static bool there(enum function function, CUresult *status)
 }
 
 /* SLOW defines the slow path of a launch function, LAUNCH its hook. `off` and `fast` may have become true through
- * another launch function, so the hook also checks that the driver has this function, which an old driver may lack.
- * KERNEL is for functions that exist in every supported driver, so it needs no such check. */
+ * another launch function, so the hook also checks that the driver has the hook's own function: an old driver may lack
+ * it. KERNEL is for functions that exist in every supported driver, so it needs no such check. */
 #define SLOW(symbol, parameters, arguments, key, stream, per_thread) \
     static __attribute__((noinline, used)) CUresult slow_##symbol parameters \
     { \

@@ -24,8 +24,8 @@
 /* One in this many segments consists of a single launch, so that its time is measured exactly. A longer segment may
  * have waited for the host most of the time. */
 #define SAMPLE 8u
-/* If the launches of another stream end a segment of fewer launches, the next one will probably end so too, before its
- * second event is recorded. */
+/* A segment with fewer launches than this is short. If another stream's launch ends a short segment, the next segment
+ * will probably end in the same way, before its second event is recorded. */
 #define FEW 4u
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
@@ -104,8 +104,8 @@ static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
 }
 
 /* Called for a stream that is being captured into a graph. Launches that the fast path counted since the capture began
- * ran nothing. They are charged all the same, because their number is unknown. It is small, because each further launch
- * into the stream takes the slow path. */
+ * ran nothing. They are charged all the same, because their number is unknown. This number is small, because each
+ * further launch into the stream takes the slow path. */
 static void captured(struct thread_state *thread, uintptr_t stream)
 {
     struct flow *flow = &thread->flow[flow_index(stream)];
@@ -260,7 +260,7 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may start. Returns for how long after that no other container uses the GPU. */
+/* Waits until a launch of this cost may start. Returns pace_exclusive() for the launch. */
 static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;
@@ -285,8 +285,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         bool lowered = limits_sm_lowered(limited->device->uuid, limited->device->nvml_index);
         uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, lowered, arbiter, &page);
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed), until;
-        /* An idle container has a lower maximum balance. It does not apply to a container with a waiting launch, which
-         * therefore loses nothing by waking late. */
+        /* An idle container has a lower maximum balance. That maximum does not apply while a launch waits, so the
+         * container loses nothing if the launch's thread wakes late. */
         bool working = waited || bucket_busy_until(limited->tenant) > *now;
         struct pace_view view = {
             .now = *now, .waited = *now - began, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,

@@ -66,8 +66,8 @@ struct flow {
      * recorded before the first launch. NULL if no event could be recorded. */
     struct mark *begin;
     uint64_t began; /* began: time at which the first launch was admitted. */
-    /* displaced: true if this flow replaced one of another stream, whose segment had few launches, and no segment ended
-     * since. */
+    /* displaced: true if this flow replaced another stream's flow, whose segment had few launches, and has not ended a
+     * segment since. */
     bool displaced;
     uint64_t chain;
     struct segment segment;
@@ -101,7 +101,7 @@ struct thread_state {
     CUcontext context;
     uint64_t number; /* Serial number of the thread. */
     uint32_t segments;
-    uint32_t seen; /* seen: value of `ready` before it was cleared, for the case that the context proves unchanged. */
+    uint32_t seen; /* seen: value of `ready` before `ready` was cleared. It is restored if the context is unchanged. */
     /* stalled: usually 0. A launch that waits while no queued work finishes for long is let through in the end. Then
      * this is set to limited->passed plus 1. As long as limited->passed stays the same, the next launches are let
      * through after a much shorter wait. */

@@ -5,7 +5,7 @@
 #include "pace.h"
 
 /* A throttled container starts again only when it has this balance. So it runs kernels in bursts instead of one by one.
- * That makes errors smaller, because errors of measurement arise only at the begin and end of a burst. BURST_WAIT_NS
+ * Bursts reduce errors of measurement, because such errors arise only at the begin and end of a burst. BURST_WAIT_NS
  * keeps a container with a small share from waiting long. */
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
@@ -86,7 +86,8 @@ static enum pace later(const struct pace_view *view, uint64_t when, enum pace an
 }
 
 /* Called if the arbiter does not let this container launch. The arbiter begins the next turn (time slice) when this
- * process reports that its work is finished. So one thread checks this again after half of the predicted time. */
+ * process reports that its work is finished. So one thread checks after half of the remaining predicted time whether
+ * the work is finished. */
 static enum pace at_gate(const struct pace_view *view, uint64_t *until)
 {
     uint64_t left = view->watches && view->busy_until > view->now ? view->busy_until - view->now : 0;

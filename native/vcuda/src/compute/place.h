@@ -47,7 +47,7 @@ struct place {
 
     struct lock settling;      /* settling protects the fields below. */
     struct fence *open, **open_last; /* open: fences that are not settled, in the order in which they were recorded. */
-    /* anchor: the mark from which the times of the other marks are counted. anchor_ns: its own time. */
+    /* anchor: the mark from which the times of the other marks are counted. anchor_ns: the anchor's time. */
     struct mark *anchor;
     double anchor_ns;
     /* due: time at which the oldest fence should be finished. soon: time between two checks after `due`. */

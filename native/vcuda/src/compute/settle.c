@@ -71,7 +71,7 @@ static void finish(struct place *place, const struct fence *fence)
         uint64_t real = segment_settle(&vgpu_costs, &place->settler, &fence->segment, (uint64_t)begin->when, (uint64_t)end->when);
         tenant_correct(place->limited, fence->segment.predicted, real);
     } else if (end->when > (double)place->settler.frontier) {
-        /* This time is charged, so other streams must not be charged for it again. */
+        /* The time up to this event is charged as predicted, so other streams must not be charged for it again. */
         place->settler.frontier = (uint64_t)end->when;
     }
     if (end->when - place->anchor_ns >= (double)ANCHOR_MS * 1e6)
@@ -189,8 +189,8 @@ static unsigned settle_open(struct place *place, bool safe)
             link = &fence->next;
             continue;
         }
-        /* With any other status the context is in an error state, or the driver may not be called now. Then the
-         * predicted charge stays. */
+        /* If the status is not CUDA_SUCCESS, the context is in an error state, or the driver may not be called now.
+         * Then the predicted charge stays. */
         if (status == CUDA_SUCCESS)
             finish(place, fence);
         take_off(place, link);

@@ -12,8 +12,8 @@
 /* --- lock.c: only one context of a device is created or destroyed at a time, because its size is measured ------ */
 
 /* Takes the lock of a device. Returns false if this thread has the lock already, or if another thread has had it for a
- * second. In that case the caller continues without the lock, but its memory cannot be measured. The caller must call
- * context_unlock in either case. */
+ * second. In that case the caller continues without the lock, but cannot measure the context's memory. The caller must
+ * call context_unlock in either case. */
 bool context_lock(int device);
 /* Takes the lock if that needs no waiting. If it returns false, the caller must not call context_unlock. */
 bool context_try(int device);

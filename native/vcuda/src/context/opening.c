@@ -3,11 +3,11 @@
  * The steps of creating a context: the library checks that the context is allowed, charges it before the driver's call,
  * and measures its real size afterwards. The ledger is the file in which the container's charges are recorded.
  *
- * While the first context of a container on a device is created, no other process of the container creates one there.
- * The measured size is stored in the ledger. Every later context is charged that size before its creation, and the
- * charge is corrected to its own measured size afterwards. Any number of processes may do this at once. A thread that
- * did not get the device's lock cannot measure. Its context is charged the stored size. If there is none yet, the
- * context is charged at its first use, like a context that no hook saw.
+ * While the first context of a container on a device is created, no other process of the container creates a context on
+ * that device. The measured size is stored in the ledger. Every later context is charged that size before its creation,
+ * and the charge is corrected to its own measured size afterwards. Any number of processes may create later contexts at
+ * once. A thread that did not get the device's lock cannot measure. Its context is charged the stored size. If there is
+ * none yet, the context is charged at its first use, like a context that no hook saw.
  */
 #include "context.h"
 

@@ -36,8 +36,8 @@ bool object_links(const struct object *object, const char *soname, bool (*wanted
 enum form {
     /* KNOWN: the name of a hook (a function that this library replaces), or of a function that need not be replaced. */
     FORM_KNOWN,
-    /* NEWER: a version of a hooked function that this library does not know. It cannot charge the memory of such a call
-     * directly, so it compares its charges with NVML's figures afterwards. */
+    /* NEWER: a version of a hooked function that this library does not know. The library cannot charge the memory of
+     * such a call directly, so it compares its charges with NVML's figures afterwards. */
     FORM_NEWER,
     /* REFUSED: an unknown version of a function that returns function pointers. The call is refused, because hooks
      * would not see calls through those pointers. */

@@ -175,8 +175,8 @@ static enum control load(void)
     if (!started)
         env_read(&env);
     started = true;
-    /* While the preload file cannot be read, the library counts as loaded by the node, and this check is repeated at
-     * each load of the limits. Once limits were read, the check is not repeated. */
+    /* While the preload file cannot be read, the library counts as loaded by the node. Each load of the limits repeats
+     * this check until the preload file or the limits could be read. */
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");

@@ -8,8 +8,8 @@
  *
  * No lock is held during a driver call, because a call for one GPU must not wait for a call for another GPU. A call
  * holds a reference to its object, so that the object is not uncharged meanwhile. A release is recorded only after the
- * driver's call. Before that, the driver may return the same handle or address to another caller, which then records
- * the release instead.
+ * driver's call. Until the release is recorded, the driver may return the same handle or address to another caller.
+ * That caller then records the release instead.
  */
 #include "vmm.h"
 
@@ -245,8 +245,8 @@ static void drop_mapping(const struct block *mapping)
 }
 
 /* Records that the driver has unmapped a range. `number` is the number of the last mapping at the begin of that call.
- * If the range contains a newer mapping, the call that made this mapping has recorded the removal already. Needs the
- * lock. */
+ * If the range contains a newer mapping, the call that made this mapping has already recorded the removal of the older
+ * one. Needs the lock. */
 static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 {
     struct block mapping;

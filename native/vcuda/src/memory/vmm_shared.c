@@ -16,8 +16,8 @@
 #include <stdlib.h>
 
 /* Adds `calls` to the number of calls that export this memory now, and records in the ledger whether the memory is
- * exported. That is recorded before the handle exists, because a process may be killed during the driver's call. The
- * record is not cleared while another call may have created a handle. */
+ * exported. The export is recorded before the handle exists, because a process may be killed during the driver's call.
+ * The record is not cleared while another call may have created a handle. */
 static void set_exporting(struct physical *object, int calls)
 {
     lock_take(&vmm_lock);

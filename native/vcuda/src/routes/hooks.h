@@ -18,8 +18,8 @@ struct hook {
 extern const struct hook vgpu_hooks[HOOK_COUNT];
 const struct hook *hook_find(const char *symbol);
 /* In newer.c. Some driver functions are newer than this library, so it cannot charge their memory itself. Returns the
- * pointer that a program gets for such a function. It leads to code that first requests a comparison of the charges
- * with NVML's figures and then calls the function. */
+ * pointer that a program gets for such a function. The pointer leads to code that first requests a comparison of the
+ * charges with NVML's figures and then calls the function. */
 void *newer_form(const char *name, void *function);
 
 #pragma GCC visibility pop

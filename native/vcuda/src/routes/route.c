@@ -25,7 +25,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
 
 void *vgpu_dlsym_entry(void *handle, const char *name);
 
-/* A search for the first object after the caller that has a symbol, as for RTLD_NEXT. */
+/* A search as for RTLD_NEXT. It finds the first object after the caller's object that has a symbol. */
 struct next {
     const char *name;
     uintptr_t after;

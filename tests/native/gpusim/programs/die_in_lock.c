@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This program kills itself while it holds the lock of the simulator's state. At this moment it has charged memory to
- * the process, but not yet all of it to the GPU. */
+/* This program kills itself while it holds the lock of the simulator's state. At this moment all of its memory is
+ * charged to the process, but only a part to the GPU. */
 #include "sim.h"
 
 #include <signal.h>
@@ -14,7 +14,7 @@ int main(void)
     }
     sim_lock();
     sim_state()->procs[sim_slot()].use[0].memory += 123456;
-    sim_state()->gpus[0].used += 1000; /* The GPU's charge is incomplete on purpose. */
+    sim_state()->gpus[0].used += 1000; /* This charge is smaller than that of the process on purpose. */
     raise(SIGKILL);
     return 1;
 }

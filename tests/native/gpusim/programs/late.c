@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls the driver while the process exits. A thread calls the driver in a loop while main returns, so that some calls
  * are made during the driver's teardown. Usage: late [parked]. With "parked", an atexit handler ends the thread
- * before the teardown begins, so that no call is made during it. */
+ * before the teardown begins, so that no call is made during the teardown. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

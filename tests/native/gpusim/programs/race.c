@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several threads at once charge memory to a simulated GPU and end the charge again. Usage: race THREADS ROUNDS BYTES.
- * Fails if more than the GPU's memory was charged at any time, or if a charge is left at the end. */
+/* Several threads concurrently charge memory to a simulated GPU and end their charges. Usage: race THREADS ROUNDS
+ * BYTES. Fails if more than the GPU's memory was charged at any time, or if a charge is left at the end. */
 #include "sim.h"
 
 #include <pthread.h>

@@ -40,7 +40,7 @@
 
 struct fence {
     struct segment segment;
-    bool shared; /* True if its begin event is the end event of the fence before it. */
+    bool shared; /* True if the begin event is also the end event of the fence before. */
     uint64_t begin, end; /* Times at which the GPU passed the two events; 0 if it has not passed them yet. */
 };
 
@@ -184,7 +184,7 @@ static void controller(struct tenant *t, uint64_t now)
     t->poll = t->fence_head == t->fence_tail ? NEVER : wakes_take(&t->wakes, look_again(t, now, finished)) + wake_delay() / 4;
 }
 
-/* Tries one launch. Returns false if the launch must wait until t->next or for the gate that the arbiter opens. */
+/* Tries one launch. Returns false if it must wait: until t->next, or until the arbiter opens the gate. */
 static bool launch(struct tenant *t, int index, uint64_t now)
 {
     /* Base address of the kernels' handles. As with a real driver, the handles are 0x240 bytes apart. */
@@ -204,7 +204,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     unsigned item = cost_find(&t->costs, key, &cost, &known);
     bool looks = segment_looks(t->open.count, cost);
     if (t->open.count && known && !looks)
-        /* As the library does, add a gap to the last clock reading instead of reading the clock. */
+        /* The library saves a clock reading here: it adds a gap to the last reading. */
         t->looked += gap_ns;
     else
         t->looked = now;
@@ -275,7 +275,7 @@ static void thread(struct tenant *t, int index, uint64_t now)
             return;
         }
         t->syncs = false;
-        /* After such a wait the library's fence_waited() corrects the charges, so do the same here. */
+        /* When the program has waited for its kernels, the library's fence_waited() corrects the charges. */
         if (now > t->helped + FENCE_HELP_NS) {
             t->helped = now;
             settle_open(t, now);
@@ -404,7 +404,7 @@ static void report_windows(const struct tenant *t, int index)
         double share = gpu_share(&gpu, index, from, window), ran = share / 100 * (double)window;
         low = share < low ? share : low;
         high = share > high ? share : high;
-        if (ran < 5e6) /* In a window with so little work, most of the charge belongs to earlier kernels, so skip it. */
+        if (ran < 5e6) /* With so little work most of the charge belongs to earlier kernels, so skip the window. */
             continue;
         double charged = (double)(t->charged[(from + window) / STEP_NS] - t->charged[from / STEP_NS]) / (ran > 1 ? ran : 1);
         charged_low = charged < charged_low ? charged : charged_low;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one allocation that bypasses the library, as a video library may do, and then allocations by CUDA. Usage:
+"""Makes one allocation that bypasses libvgpu.so, as a video library may do, and then allocations by CUDA. Usage:
 beside.py OTHER STEP TIMES
 
 The first allocation, of OTHER bytes, calls the driver's own function. Its address comes from the symbol table of the

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Makes driver calls that block, and driver calls during which the driver calls a tool. A tool is a profiler or the
- * like: the driver calls it back, and it makes driver calls of its own. Usage: blocked MODE. Each mode prints the
- * results of its calls, waits until standard input closes, and exits without cleanup.
+ * like, which the driver calls back and which then makes its own driver calls. Usage: blocked MODE. Each mode prints
+ * the results of its calls, waits until standard input closes, and exits without cleanup.
  *
- *   free      one thread's free waits for an endless kernel; meanwhile other threads allocate and load a module
+ *   free      one thread frees memory and waits for an endless kernel; meanwhile others allocate and load a module
  *   slow      one thread loads code for seconds; meanwhile another creates a context, allocates and loads code
  *   load      the driver calls a tool back while it loads a module; the tool loads its own module
  *   library   the driver calls the tool back while it loads a library onto the GPU

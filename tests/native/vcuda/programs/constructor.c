@@ -8,8 +8,8 @@
  *   nvml      both threads make the first call of NVML
  *   launch    both threads make the first launch, in an existing context
  *
- * While the constructor runs, its thread holds the dynamic loader's lock. The constructor waits until a moment after
- * the other thread has begun its call. If the other thread waits for the loader's lock while it holds a lock that the
+ * While the constructor runs, its thread holds the dynamic loader's lock. The constructor waits until shortly after the
+ * other thread has begun its call. If the other thread waits for the loader's lock while it holds a lock that the
  * constructor needs, both threads hang. -DPLUGIN compiles the opened library.
  */
 #include "driver/cuda_abi.h"

@@ -108,8 +108,8 @@ static void together(int count, void *(*work)(void *))
         pthread_join(threads[i], NULL);
 }
 
-/* Creates contexts and modules and destroys nine out of ten of them, while two threads allocate and free large
- * blocks. */
+/* Creates contexts with two modules each, and destroys nine out of ten contexts, while two threads allocate and free
+ * large blocks. */
 static void among_churn(void)
 {
     pthread_t threads[2];
@@ -138,7 +138,8 @@ static void among_churn(void)
     stop = 1;
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    /* Some contexts could not be measured during the race. The first allocation after AGAIN_NS charges them. */
+    /* During the race the library could not measure some contexts. It charges them at the first allocation after
+     * AGAIN_NS. */
     CUdeviceptr last;
     cuCtxSetCurrent(shared);
     usleep(60000);

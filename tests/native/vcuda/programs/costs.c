@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls the library's inline functions that run in each launch, without a driver or a clock. They keep the cost table:
- * the GPU time that each kernel was measured to take. They also divide the launches into segments; a segment ends at a
+ * Calls the library's inline functions that run in each launch, without a driver or a clock. They keep the cost table,
+ * which contains the measured GPU time of each kernel. They also divide the launches into segments; a segment ends at a
  * pause in which the stream may have been idle.
  *   costs entries BASE STEP COUNT GX GY  prints how many entries of the cost table COUNT kernels occupy; the kernels'
  *                                        handles start at BASE, at distance STEP; GX and GY are the grid sizes

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * This file is linked with the objects of the simulated driver, and the result simulates a newer driver. It has those
- * functions of CUDA 13.5 that allocate memory or begin a capture, and cuMemAlloc_v9, an invented function of a future
- * CUDA. Its cuGetProcAddress returns these functions. It passes all other names to the simulated driver's own
- * cuGetProcAddress, which the test has renamed. -DNVML compiles a newer NVML in the same way.
+ * This file is linked with the objects of the simulated driver, and the result simulates a newer driver. This file
+ * defines those functions of CUDA 13.5 that allocate memory or begin a capture, and cuMemAlloc_v9, an invented function
+ * of a future CUDA. Its cuGetProcAddress returns these functions, and passes all other names to the simulated driver's
+ * own cuGetProcAddress, which the test has renamed. -DNVML compiles a newer NVML in the same way.
  */
 #include "driver/cuda_abi.h"
 

@@ -6,7 +6,7 @@
  *   handler   main returns; an exit handler registered before cuInit launches and synchronizes again
  *   thread    main returns while another thread launches; an exit handler waits until this thread has launched more
  *   destroy   an exit handler registered before cuInit destroys the context
- *   one       makes one launch of a measured kernel, synchronizes, and prints the number of further threads
+ *   one       makes one launch of a measured kernel, synchronizes, and prints the number of the library's threads
  *   few       like one, but with five launches
  */
 #include "driver/cuda_abi.h"
@@ -79,7 +79,7 @@ static void launches_on(void)
     for (long seen = atomic_load(&launched); atomic_load(&launched) < seen + 300;)
         usleep(1000);
     write(1, "handled\n", 8);
-    /* Ends without exit handlers. They would tear the driver down, and the launching thread would still call it. */
+    /* Exit handlers would tear the driver down while the launching thread still calls it, so end without them. */
     _exit(0);
 }
 

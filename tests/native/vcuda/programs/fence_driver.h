@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A driver for fences.c, which knows the context of each event. It aborts the program if an event of a destroyed context
- * is used, and it counts the live events, so that leaked events are found. It also has stubs of the library's functions
- * that fence.c calls. Included once.
+ * A simulated driver for fences.c. It knows the context of each event, and aborts the program if an event of a
+ * destroyed context is used. It counts the live events, so that leaked events are found. This file also has stubs of
+ * the library's functions that fence.c calls.
  */
 #ifndef FENCE_DRIVER_H
 #define FENCE_DRIVER_H
@@ -162,8 +162,7 @@ bool capture_of(CUstream stream, bool per_thread)
     (void)per_thread;
     return capturing;
 }
-/* Stub of the function by which the library relaxes the thread's capture mode. If this fails, the library must query no
- * event. */
+/* Stub of the function that relaxes the thread's capture mode. If it fails, the library must query no event. */
 bool capture_relax(int *mode)
 {
     relaxed += relaxes;

@@ -192,7 +192,7 @@ static void does_launched(void)
         fence_context_leaving(&(struct leaving){.context = context});
         launches_into = NULL;
         end_context(context);
-        CUcontext next = begin_context(); /* The fences of the destroyed context are not settled yet. */
+        CUcontext next = begin_context(); /* The destroyed context's fences are not settled yet. */
         done_ms = 1e9;
         CHECK(launch(next, 100));
         fence_settle();
@@ -274,7 +274,7 @@ static void does_gaps(void)
     for (int round = 0; round < 20; round++) {
         time_answer = CUDA_ERROR_INVALID_VALUE;
         CHECK(shared(&flow, context, 10) == 1000); /* The launches are charged as predicted. */
-        /* The event before this segment was unreadable so far, but can be read now. */
+        /* The segment's begin event was unreadable so far, but can be read now. */
         time_answer = CUDA_SUCCESS;
         double us = shared(&flow, context, 1);
         CHECK(us > 129 && us < 131);

@@ -27,8 +27,7 @@
  *   long       like mid, with kernels of 500 us
  *   crowded    like long, and after eight fences too many are open, until the last launch; all launches must be charged
  *              once, and be in a fence
- *   full       a launch waits for 20 ms of queued work while the gate is open; prints the throttled time in
- *              microseconds
+ *   full       one launch waits for 20 ms of queued work while the gate is open; prints the throttled time in us
  *   fulllow    like full, but the page has a maximum of queued work (1 ms)
  */
 #include "check.h"
@@ -46,11 +45,11 @@ static int out;
 static int recorded; /* Number of recorded events. */
 static bool alone; /* True if the arbiter's gate is open at full rate. */
 static uint32_t most_us; /* The page's maximum of queued work, or 0 for none. */
-/* If `waits` is set, each launch finds its budget of GPU time empty at the first try. `waited` is then set until the
- * second try. */
+/* If `waits` is set, each launch finds its budget of GPU time empty at the first try. `waited` is set between the first
+ * and the second try. */
 static bool waits, waited;
 static bool capturing;
-static bool crowded; /* True if eight fences are too many. */
+static bool crowded; /* True if fence_crowded() reports eight fences as too many. */
 static int fences;
 /* GPU time that was charged, and predicted GPU time of all fences. */
 static uint64_t charged, fenced;

@@ -2,9 +2,9 @@
 /*
  * Tests gate.c alone. While a thread of the library compares its charges with NVML's figures, it shuts the gate, and
  * allocations of other threads wait. An allocation that waits too long, for example because NVML does not respond, goes
- * through the shut gate; the gate is then "forced", and the comparing thread can see this. After a short wait the gate
- * must not be forced. If a thread shuts the gate repeatedly, a waiting allocation must go through while the gate is
- * open in between.
+ * through the shut gate; the gate is then "forced", and the comparing thread can see this. If the gate is shut only
+ * briefly, no allocation may force it. If a thread shuts the gate repeatedly, a waiting allocation must go through
+ * while the gate is open in between.
  */
 #include "account/account.h"
 #include "check.h"
@@ -57,8 +57,8 @@ static bool shut_shortly(void)
     return false;
 }
 
-/* Shuts the gate for 5 ms, opens it and shuts it again, until the allocation has gone through. Returns how many times
- * the gate was shut. */
+/* Shuts the gate for 5 ms, opens it and shuts it again, until the allocation has gone through. Returns how often the
+ * gate was shut again. */
 static int shut_while_it_waits(void)
 {
     pthread_t thread;
@@ -83,8 +83,8 @@ int main(void)
     CHECK(shut_shortly());
     CHECK(forced(0));
     CHECK(shut_shortly());
-    /* In a quick round the allocation goes through after at most three times. On a busy machine a thread may start or
-     * wake late, so only most of the rounds must be quick. */
+    /* A round is quick if the gate is shut again at most three times before the allocation goes through. On a busy
+     * machine a thread may start or wake late, so only most of the rounds must be quick. */
     int quick = 0;
     for (int i = 0; i < ROUNDS; i++)
         quick += shut_while_it_waits() <= 3;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Replaces the simulated driver's cuGetProcAddress by that of a later CUDA. There some functions have versions, with
- * the suffix _v9, that the tested library does not know. */
+/* Replaces the simulated driver's cuGetProcAddress by that of a later CUDA. In this CUDA some functions have versions,
+ * with the suffix _v9, that the tested library does not know. */
 #include <stdio.h>
 #include <string.h>
 

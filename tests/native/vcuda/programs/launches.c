@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tests that the library's hooks pass on all parameters of a launch. The last parameters are passed on the stack, and
- * the result of each launch depends on them, so a lost parameter gives a wrong result. Prints "ok", or the launch with
- * a wrong result. Each launch is repeated, because a first launch takes the library's slow path and most later ones the
- * fast path.
+ * the result of each launch depends on them, so a lost parameter gives a wrong result. Prints "ok" or the number of the
+ * launch with a wrong result. Each launch is repeated, because a first launch takes the library's slow path and most
+ * later ones the fast path.
  */
 #include "driver/cuda_abi.h"
 

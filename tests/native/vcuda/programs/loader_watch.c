@@ -4,7 +4,7 @@
  * ends the process if a thread calls the loader while the thread holds a lock of libvgpu.so. libvgpu.so, built with
  * WATCH=1, reports its locks and its own loader calls. To see the loader calls of other code, this file replaces libc's
  * functions. The variable VGPU_WATCH_FOUND names a folder for the reports. With -DPLANTED this file is a program, the
- * negative control. It makes a forbidden call, or an allowed call, as its argument says.
+ * negative control. This program makes a forbidden or an allowed call, as its argument says.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 static __thread const void *held[DEEPEST];
 static __thread int depth;
 
-/* After a fork the child holds none of its parent's locks, because libvgpu.so resets them. */
+/* After a fork the child holds no locks, because libvgpu.so resets them. */
 static void in_child(void)
 {
     depth = 0;

@@ -6,7 +6,8 @@
  * `callbacks`, which calls tools back:
  *
  *   nested    a tool creates a context inside the callback of cuCtxCreate
- *   slow      one thread's cuCtxCreate takes longer than other threads wait for it; another thread creates a context
+ *   slow      one thread's cuCtxCreate takes longer than the library lets others wait; another thread creates a
+ *             context
  *   retained  like slow, but both threads retain the primary context; it is released once, and again after an input
  *             line
  *   making    like retained, but the driver reports the primary context as inactive until the first retain returns
@@ -40,7 +41,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
 
-/* This is longer than the library lets a thread wait until another thread's context exists. */
+/* The library lets a thread wait for another thread's context for a shorter time than this. */
 #define LONGER_US 1500000
 #define SOON_US 200000
 

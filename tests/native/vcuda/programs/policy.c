@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints the limits and settings that the library applies in this process. For each input line it prints one line of
- * figures. */
+/* Prints the limits and settings that the library applies in this process. For each input line it prints one line: the
+ * control state, policy, priority, OOM killer, oversubscription, log level, and the SM limit in percent of each GPU
+ * that the arguments name. */
 #include "limits/limits.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Makes driver calls for a test. It reads one command per line from standard input, makes the call, and prints one
- * result line. It keeps pointers and handles in numbered registers, and commands name the registers that they use.
+ * Makes driver calls for a test. The program reads one command per line from standard input, makes the call, and prints
+ * one result line. It keeps pointers and handles in numbered registers, and commands name the registers that they use.
  *
  *   puppet ROUTE        e.g. puppet link, puppet proc
  *
@@ -100,14 +100,14 @@ static int threads(unsigned count, unsigned rounds, size_t bytes, CUcontext cont
     return 1;
 }
 
-/* Allocates by the call that the command names. Returns 0 if it does not know the command. */
+/* Allocates by the call that the command names. Returns 0 if the command is none of these, else 1. */
 static int allocate(const char *verb, int to, unsigned long long a, unsigned long long b, unsigned long long c)
 {
     CUdeviceptr pointer = 0;
     CUresult status;
     size_t pitch = 0;
     char image[160];
-    /* The line with .gpusim is for the simulated driver: the GPU memory of the code. */
+    /* The line with .gpusim tells the simulated driver the GPU memory of the code. */
     snprintf(image, sizeof image, ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim bytes %llu\n", a);
     CUDA_ARRAY_DESCRIPTOR flat = {a, b, (int)c, 1};
     CUDA_ARRAY3D_DESCRIPTOR deep = {a, b, c, 0x20, 1, 0};

@@ -3,9 +3,9 @@
  * Tests that the library grants no memory beyond the limit if many processes allocate at once. Usage: racers LIBRARY
  * PROCESSES ROUNDS BYTES LIMIT
  *
- * In every round all processes allocate BYTES after a common barrier. Then this process, which does not load the
+ * In every round all processes allocate BYTES after a common barrier. Then the main process, which does not load the
  * library, asks the driver for the memory in use. Prints four numbers: the rounds, the rounds in which more than LIMIT
- * was in use, the most memory in use, and the granted allocations.
+ * was in use, the most bytes in use, and the granted allocations.
  */
 #include <fcntl.h>
 #include <pthread.h>

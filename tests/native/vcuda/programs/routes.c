@@ -58,8 +58,7 @@ int route_fill(struct api *api, const char *route)
     } else if (strncmp(route, "copy:", 5) == 0) {
         fill_by(api, dlopen(route + 5, RTLD_LAZY | RTLD_LOCAL), dlsym);
     } else if (strcmp(route, "dlsym-of-libc") == 0) {
-        /* This route looks up the function dlsym in libc by dlsym, and uses the address found for all further
-         * lookups. */
+        /* This route looks up the address of dlsym itself in libc, and uses this address for all further lookups. */
         lookup look = (lookup)dlsym(dlopen("libc.so.6", RTLD_LAZY), "dlsym");
         fill_by(api, dlopen("libcuda.so.1", RTLD_LAZY), look);
     } else if (strcmp(route, "dlvsym-of-libc") == 0) {

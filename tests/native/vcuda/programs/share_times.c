@@ -2,7 +2,7 @@
 /*
  * Runs the code by which vgpu-probe chooses how long its measuring kernel runs. The kernel consists of a loop. Two
  * arguments describe a simulated GPU: the time of a kernel without loop rounds, and the time of a loop round, both in
- * us. Prints the number of rounds that the probe chooses, and the kernel duration that it predicts.
+ * us. Prints the number of rounds that the probe chooses, and the kernel duration that it predicts, in us.
  */
 #include "share.c"
 

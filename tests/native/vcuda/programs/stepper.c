@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests that the library loses no memory if a process is killed in any moment of an allocation. Usage:
+ * Tests that the library loses no memory if a process is killed at any moment of an allocation. Usage:
  * stepper LIBRARY STRIDE LIMIT
  *
  * Kills processes while they allocate and free memory: the first at the start, and each further process STRIDE
  * instructions later than the one before. After each kill another process of the container, the survivor, allocates all
- * memory of the container's slice. Then the driver must report exactly LIMIT bytes in use. This process asks the
- * driver, and does not load the library. Prints the number of kills and of instructions.
+ * memory of the container's slice (its part of the GPU). Then the driver must report exactly LIMIT bytes in use. The
+ * main process, which does not load the library, queries the driver. Prints the number of kills and of instructions.
  */
 #include <poll.h>
 #include <signal.h>
@@ -60,8 +60,8 @@ static int survivor(void)
     while (read(STDIN_FILENO, &order, 1) == 1) {
         int count = 0;
         size_t left = 0, total;
-        /* For a moment the dead process's bytes may still be shown as used. So this process does not ask for the free
-         * memory, but allocates until it is refused. */
+        /* For a moment the dead process's bytes may still be shown as used. So the survivor does not query the free
+         * memory, but allocates until an allocation is refused. */
         for (size_t piece = 8ull << 30; piece && count < 64; piece /= 2)
             if (cuMemAlloc_v2(&held[count], piece) == CUDA_SUCCESS)
                 count++;

@@ -111,7 +111,7 @@ static void parse(void)
             if (random_number() % 2 && at + 4 <= length)
                 memset(copy + at, random_number() % 2 ? 0xff : 0, 4);
         }
-        /* Most files get a correct checksum, as a file would that is forged on purpose. */
+        /* Most files get a correct checksum, as a deliberately forged file would have. */
         if (random_number() % 4 && length >= offsetof(struct vgpu_limits, flags)) {
             uint32_t size, crc;
             memcpy(&size, copy + offsetof(struct vgpu_limits, size), 4);
@@ -151,7 +151,7 @@ static bool take(uint64_t key, struct block *block)
 
 static void blocks(void)
 {
-    /* The index is the block's number and its owner; the value is its bytes, or 0 if the block is absent. */
+    /* The index is the block's number and also its owner; the value is its size in bytes, or 0 if it is absent. */
     static uint64_t model[KEYS];
     for (unsigned round = 0; round < 400000; round++) {
         uint64_t index = random_number() % KEYS, key = index * 4096 + 1;
@@ -197,8 +197,8 @@ static void *churn(void *data)
             continue;
         uint64_t sum = 0;
         atomic_fetch_add(&held[member], bytes);
-        /* When a member is killed, the ledger releases its bytes, but its entry of `held` keeps them. So the other
-         * members skip this entry. */
+        /* When a member is killed, the ledger releases the member's bytes, but the entry in `held` keeps them. So the
+         * other members skip this entry. */
         for (unsigned m = member == 0 ? 0 : killed; m < MEMBERS; m++)
             sum += atomic_load(&held[m]);
         CHECK(sum <= LIMIT);

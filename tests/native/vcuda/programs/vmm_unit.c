@@ -3,8 +3,8 @@
  * Tests vmm.c, the library's hooks of cuMemCreate, cuMemMap and similar functions, on the simple driver in this file.
  * Usage:
  *   vmm_unit order CALL   CALL, for GPU 0, blocks in the driver; exits with 1 if GPU 1 cannot be used meanwhile
- *   vmm_unit poor CALL    the library has no host memory to record an allocation; it must free the memory and return an
- *                         error
+ *   vmm_unit poor CALL    the library has no host memory to record an allocation; it must free the GPU memory and
+ *                         return an error
  *   vmm_unit stress       threads create, map, unmap and release; the driver reuses the value of each handle at once
  *   vmm_unit fail         the driver refuses a release and an unmap, and the library must change nothing
  */
@@ -266,7 +266,7 @@ static CUdeviceptr at(int slot)
 
 static CUmemGenericAllocationHandle first;
 
-/* Makes `call` on GPU 0 with the memory `first`, which is mapped in slot 0. Each driver call must return `answer`. */
+/* Makes `call` on GPU 0 with the memory `first`, which is mapped in slot 0. The call must return `answer`. */
 static void use(const char *call, CUresult answer)
 {
     CUmemGenericAllocationHandle handle = 0;

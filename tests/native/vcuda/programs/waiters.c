@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads of a container that wait until it is the container's turn on the GPU. The arbiter, a service of the node,
- * publishes turns in a file, the GPU page; the threads wait (futex) on the word `wake` of this page. Usage: waiters
- * PAGE THREADS. Prints "ready" when all threads wait. Then it prints, for each input line, the total number of wake-ups
- * so far.
+ * Runs threads that wait for their container's turn on the GPU. The arbiter, a service of the node, publishes turns in
+ * a file, the GPU page; the threads wait (futex) on the word `wake` of this page. Usage: waiters PAGE THREADS. Prints
+ * "ready" when all threads wait. Then it prints, for each input line, the total number of wake-ups so far.
  */
 #include <fcntl.h>
 #include <linux/futex.h>

@@ -25,7 +25,7 @@ void *glXGetCurrentContext(void)
     return gl_context ? &gl_context : NULL;
 }
 
-/* CUgraphNodeParams: the type, reserved words, then the parameters of that type. */
+/* CUgraphNodeParams: the node type, reserved words, then the parameters of this type. */
 struct node_parameters {
     int type, reserved[3];
     union {
@@ -146,7 +146,8 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
 }
 
 /* Returns a code image that takes `bytes` of GPU memory. The lines with .gpusim tell the simulated driver its kernels,
- * with their times in us, and its variables. The buffer is static, because a loaded library keeps a pointer to it. */
+ * with their times in us, and its variables. The buffer is static, because a loaded CUDA library keeps a pointer to the
+ * text. */
 static const char *image(unsigned long long bytes)
 {
     static char text[352];

@@ -74,7 +74,7 @@ def values(written: str) -> dict[str, list[float]]:
 
 
 def test_gpu_values_are_in_base_units(node, daemon, capsys):
-    """The second GPU reports no values, so it gets no samples; in particular, no sample is 0."""
+    """The second GPU reports no values, so its metrics must have no samples, not samples of 0."""
     daemon.source.shown = {node.gpus[0].uuid: FULL}
     written = text(node, capsys)
     assert values(written) == FIGURES

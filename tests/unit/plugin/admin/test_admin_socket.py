@@ -27,8 +27,8 @@ from ..samples import until
 
 
 class Service:
-    """A service that returns its version. Each call raises the exception ``fault`` if it is set, and waits until the
-    event ``gate`` is set.
+    """A service that returns its version. The calls Status and Lease wait until the event ``gate`` is set, and then
+    raise the exception ``fault`` if it is not None.
     """
 
     def __init__(self) -> None:

@@ -113,7 +113,7 @@ def test_cached_leases_equal_reloaded_leases(tmp_path):
     kept = store(path)
     rows = [
         # columns: the operation and its argument; expected lease that uses slice a; expected lease that uses slice b;
-        # whether a record is expected that has other slices than the kubelet requested
+        # whether a record is expected whose slices differ from those that the kubelet requested
         ("put", Record("1", KUBELET, ("a",)), None, None, False),
         ("put", Record("2", LEASE, ("b",)), None, "2", False),
         ("put", Record("3", KUBELET, ("c",), asked=("d",)), None, "2", True),

@@ -227,8 +227,8 @@ def test_allocation_in_pod_resources_does_not_end(node):
 
 
 def test_former_allocation_of_a_reused_slice_ends(node):
-    """PodResources names slices, not allocations. If two allocations had one slice, only the checkpoint shows which of
-    them has it now.
+    """PodResources names slices, not allocations. If a slice was allocated twice, only the checkpoint shows which
+    allocation has the slice now.
     """
     parts = node.parts()
     time = Time()

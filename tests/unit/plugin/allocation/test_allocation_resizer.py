@@ -173,7 +173,7 @@ TABLE = [
     ("memory of 2^40 MiB", [], (4000, 20), 0, (1 << 40, None), "are asked for, 0 of 15360 are held"),
     ("negative cores", [], (4000, 20), 0, (None, -1), "0 to 100 %"),
     ("cores above 100 %", [], (4000, 20), 0, (None, 101), "0 to 100 %"),
-    # In the next two rows more of the GPU is allocated than it has. A smaller size is accepted even then.
+    # In the next two rows the pods have more memory in total than the GPU has. Even then a smaller size is accepted.
     ("smaller size on a full GPU", [(15000, 90)], (4000, 20), 0, (3000, 10), (3000, 10)),
     ("fewer cores and more memory", [(15000, 90)], (4000, 20), 0, (4001, 10), "4001 MiB are asked for"),
 ]

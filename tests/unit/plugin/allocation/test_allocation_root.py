@@ -125,8 +125,8 @@ AGAIN = [(how, own) for how in ("make", "make_share") for own in ("", "whole", "
 
 @pytest.mark.parametrize(("how", "own"), AGAIN, ids=[f"{how}, {own or 'node'} root" for how, own in AGAIN])
 def test_root_of_an_older_allocation_stays(node, how, own):
-    """A container has the root of its allocation mounted, and the watcher, which checks such mounts, follows its path.
-    So a complete root stays as it is; an incomplete root is replaced.
+    """A container may have its allocation's own root mounted. The watcher, which checks such mounts, finds the root by
+    its path on the node. So a complete root stays as it is; an incomplete root is replaced.
     """
     _allocator, files, record, source = allocation(node, own)
     before = os.stat(source).st_ino
@@ -139,8 +139,8 @@ def test_root_of_an_older_allocation_stays(node, how, own):
 
 @pytest.mark.parametrize("own", ["", "whole"])
 def test_root_is_restored_after_a_reboot(node, own):
-    """A reboot empties /run. Afterwards the kubelet mounts the paths that Allocate returned before, in this or an older
-    version.
+    """A reboot empties /run. Afterwards the kubelet mounts the paths that Allocate of this or of an older version
+    returned before the reboot.
     """
     allocator, _files, _record, source = allocation(node, own)
     shutil.rmtree(node.paths.run_dir)

@@ -19,8 +19,8 @@ from .. import samples
 MIB = 1 << 20
 GPU = "GPU-a"
 
-# columns: percent of the SMs of each slice that the GPU offers, percent that others have, requested percent; whether
-# the request is expected to fit
+# columns: percent of the SMs of each slice that the GPU offers, percent that other containers have, requested percent;
+# whether the request is expected to fit
 SHARES = [
     ([25, 25, 25, 25], 60, 40, True),
     ([25, 25, 25, 25], 60, 41, False),

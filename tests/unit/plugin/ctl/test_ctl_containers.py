@@ -21,8 +21,8 @@ from vgpu_plugin.daemon import Daemon
 from ..conftest import FakeGpus
 from ..samples import until
 
-# The double of the engine, a shell script. It records its arguments; a file named after a lease represents each
-# container.
+# The double of the engine is a shell script. It records its arguments and represents a container by a file that is
+# named after the container's lease.
 ENGINE = """\
 #!/bin/sh
 cd {folder}

@@ -20,8 +20,8 @@ from vgpu_plugin.daemon import Daemon
 from ..conftest import ROOT, FakeGpus, Gauges
 from ..samples import until
 
-# Command → the protobuf message with all fields of its output. On a node some of its lists may be empty, and an empty
-# list shows no fields.
+# Command → the protobuf message that has all fields of the command's output. The output itself may show fewer fields,
+# because an empty list shows none.
 MESSAGES = {
     "status": api.StatusResponse,
     "top": api.UsageResponse,

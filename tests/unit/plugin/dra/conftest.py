@@ -23,8 +23,8 @@ from ..samples import until
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 NAME = "0-gpu.vgpu.fleet-node-1"
 SLICE = f"{SLICES}/{NAME}"
-# Requests that the built-in roles of Kubernetes allow the user system:node:<node> here, without any role of this
-# project.
+# The only requests that the API server double allows. The built-in roles of Kubernetes allow them to the user
+# system:node:<node>, so they need no role of this project.
 GRANTED = {
     ("get", "resource.k8s.io", "resourceclaims"),
     ("get", "", "nodes"),

@@ -58,7 +58,7 @@ def test_gpu_with_slices_of_a_former_split_is_not_published(config: dict[str, An
     mixed = replace(now, pieces=(*kept, *(one for one in now.pieces if one.uuid == second.uuid)))
     (published,) = slices_of(mixed)
     assert [one["name"] for one in published["devices"]] == ["gpu-00000001"]
-    # The capacity check expects what is published.
+    # The collection's check of the cluster's capacity must expect the same devices.
     wanted = claims.expected([gpu.facts() for gpu in now.gpus], mixed.pieces, config)
     assert cluster_claims.compare("n1", [{"spec": published}], wanted) == []
 

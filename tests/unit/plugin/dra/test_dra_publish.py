@@ -16,7 +16,9 @@ from ..samples import until
 
 
 class Broken:
-    """An API server without ResourceSlices. Lists, and the desired devices, fail until ``works`` is set."""
+    """An API server without ResourceSlices. ``desired``, the function that returns the devices to publish, and ``get``
+    raise an error until ``works`` is set.
+    """
 
     def __init__(self) -> None:
         self.failures, self.successes = 0, 0

@@ -19,8 +19,7 @@ def of_slices(api: ClaimApi) -> list[str]:
 
 
 def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, polls: Callable[[int], None]) -> None:
-    """Only requests that write are compared; a dry run counts as such a request. Requests for lists are counted
-    separately."""
+    """Writing requests, which include dry runs, are compared exactly. For list requests only a range is checked."""
     daemon = begin()
     assert of_slices(api) == ["POST", "POST"]
     api.calls.clear()
@@ -28,8 +27,8 @@ def test_change_causes_one_dry_run_and_one_write(api: ClaimApi, begin: Begin, po
     until(lambda: "taints" in api.slices().get("gpu-00000000", {}), "the taint of the GPU")
     polls(5)
     assert of_slices(api) == ["PUT", "PUT"]
-    # The plugin lists once to find the change and once after the event of its own write. Other events may add one more
-    # list in each case.
+    # The plugin lists once to find the change and once after the event of its own write. Each of the two lists may be
+    # repeated once because of another event.
     assert 2 <= api.count("GET", "resourceslices") <= 4
 
 

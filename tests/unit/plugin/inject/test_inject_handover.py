@@ -68,7 +68,7 @@ def test_response_by_device_list_strategy(node, strategy, more, visible, mounts,
     assert [one.name for one in message.cdi_devices] == named(devices)
     assert message.annotations.pop("vgpu.fleet/devices") == ",".join(uuids)
     assert list(message.annotations.values()) == named(annotations)
-    # With every strategy, the response also mounts the limits.
+    # With every strategy, the response also mounts the folder with the limits file.
     assert "/dev/vgpu/0" in [one.container_path for one in message.mounts]
     assert len(message.devices) == 0
 

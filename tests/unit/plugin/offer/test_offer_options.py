@@ -75,7 +75,7 @@ def found(settings, place: str):
 
 
 def read_as(value):
-    """Converts a text to the type that the value has in the file."""
+    """Converts a text to the type that the value has in node.yaml."""
     return {"true": True, "false": False}.get(value, value)
 
 
@@ -111,7 +111,7 @@ def test_every_option_is_in_the_table():
 @pytest.mark.parametrize(
     ("arguments", "place", "value"),
     [
-        # The flag may have no value, because Go programs accept such a flag.
+        # Go programs accept a boolean flag without a value, so this program must accept it too.
         (["--fail-on-init-error"], "flags.failOnInitError", True),
         (["--device-list-strategy", "envvar,cdi-annotations"], "flags.plugin.deviceListStrategy", None),
         (["--imex-channel-ids", "0"], "imex.channelIDs", [0]),

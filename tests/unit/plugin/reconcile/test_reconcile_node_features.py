@@ -144,7 +144,7 @@ def test_labels_are_added_and_removed(node, api, start):
     until(lambda: NAMES in api.annotations, "the labels")
     found = ours(api)
     assert {name: found.get(P + name) for name in WANTED} == WANTED
-    # The annotation lists a label that has another prefix by its full name.
+    # The annotation lists labels without the prefix nvidia.com/. A label with another prefix has its full name there.
     assert api.annotations[NAMES].split(",") == sorted([*(name[len(P) :] for name in found), ENFORCEMENT])
     assert api.node["metadata"]["labels"][ENFORCEMENT] == "library"
     assert api.node["metadata"]["labels"]["kubernetes.io/os"] == "linux"
@@ -204,7 +204,7 @@ def test_oneshot_writes_once(node, kubelet, api, start):
         "the other configuration's label",
     )
     # The program applies changes in their order. So the condition that reports the invalid file shows that the program
-    # has processed the change before it too.
+    # has also processed the earlier changes.
     node.paths.config.write_text("{")
     until(lambda: api.condition().get("status") == "False", "the condition that reports the invalid file")
     assert COUNT not in ours(api) and ours(api)[P + "gpu.replicas"] == "4"

@@ -298,7 +298,7 @@ class Impatient:
 
 
 class Pauses(threading.Event):
-    """Replaces the program's stop event: it records the duration of each wait and is set at the last wait."""
+    """Replaces the program's stop event. Records the duration of each wait. Wait number ``last`` sets the event."""
 
     def __init__(self, last: int) -> None:
         super().__init__()

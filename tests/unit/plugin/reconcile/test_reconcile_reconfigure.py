@@ -111,7 +111,7 @@ def test_slices_in_use_are_kept(node, kubelet, daemon, capsys):
         offered[one.partition("::")[0]] += 1
     assert offered == {node.gpus[0].uuid: 4, node.gpus[1].uuid: 2}
     assert [node.gpus[0].uuid in one for one in status(node, capsys)["warnings"]] == [True]
-    kubelet.restart_container("one")  # The restart makes the container's files again; they must have its former size.
+    kubelet.restart_container("one")  # The restart makes the container's files again, with the former limits.
     limits = (
         next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
     )

@@ -108,8 +108,8 @@ def test_largest_excess_is_reported_first():
 
 
 def test_tolerance_is_twice_the_step_of_the_library():
-    """The library compares its charge with the driver in steps, which STEP_LEAST and STEP_PART in unaccounted.c define.
-    The tolerance must be twice this step.
+    """The library compares its charge with the driver's figure each time the charge has changed by a step. STEP_LEAST
+    and STEP_PART in unaccounted.c define the step. The tolerance must be twice the step.
     """
     source = (Path(__file__).resolve().parents[4] / "native/vcuda/src/context/unaccounted.c").read_text()
     assert "#define STEP_LEAST (32 * MIB)" in source
@@ -231,8 +231,8 @@ FORGED = [(1023, True, False), (1023, False, True), (1, False, True), (1, True, 
 
 @pytest.mark.parametrize(("slot", "held", "known"), FORGED)
 def test_exported_memory_without_importers_covers_no_process(watched, slot, held, known):
-    """If such memory counted, a tenant could write a large value into a slot that the library never reads, and all its
-    memory would be tolerated.
+    """If exported memory without importers counted, a tenant could write a large value into a slot that the library
+    never reads, and all the tenant's memory would be tolerated.
     """
     watched.run(20, 900 * MIB)
     descriptors = [watched.charge(20, 0)] + ([watched.imported()] if held else [])
@@ -307,8 +307,8 @@ def test_unlimited_gpu_is_not_reported(watched):
 
 @pytest.mark.parametrize(("kind", "found"), [("", []), ("kubelet", [NO_SLOT])])
 def test_missing_ledger(watched, kind, found):
-    """An ended allocation loses both ledger and record. If only the ledger is missing and the record exists, no slot
-    covers the process, so it is reported.
+    """If both ledger and record are missing, the allocation has ended, so nothing is reported. If only the ledger is
+    missing, no slot covers the process, so it is reported.
     """
     watched.kind = kind
     watched.run(20, 900 * MIB)

@@ -26,7 +26,7 @@ CONTROLLERS: list[tuple[tuple[str, ...], list[str], list[list[str]]]] = [
     ((), [], [["make, cc", "vcuda_prebuilt", "vcuda_build_host"], ["pip", "python3-venv", "device_plugin_prebuilt"]]),
     (("cc", "headers", "pip"), [], [["expected make on this controller"]]),
     (("make", "cc", "pip"), [], [["expected the headers of the C library"]]),
-    # Without pip, ensurepip is enough, because a virtual environment installs pip by it.
+    # Without pip, ensurepip is enough, because it installs pip into a virtual environment.
     (("make", "cc", "headers", "ensurepip"), [], []),
     ((), ["vcuda-1.0-a-x86_64.tar.gz", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"], []),
     ((), ["vcuda-1.0-a-aarch64.tar.gz", "vgpu-plugin-1.0-a-cp311-x86_64.pyz"], []),

@@ -33,7 +33,7 @@ CHANGES = [
     (lambda root: (root / "src/a.c").write_text("A"), True),
     (lambda root: (root / "src/c.c").write_text(""), True),
     (lambda root: (root / "src/a.c").rename(root / "src/z.c"), True),
-    # Joined, the former and the new pair of files have the same bytes; only the boundary between the files moved.
+    # The two files together have the same bytes as before; only the boundary between the files moved.
     (lambda root: ((root / "src/a.c").write_text("ab"), (root / "src/deep/b.c").write_text("")), True),
     (lambda root: (root / "src/a.o").write_text("built"), False),
     (lambda root: (root / "src/README.md").write_text("words"), False),

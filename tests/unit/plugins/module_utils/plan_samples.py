@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample data for the tests of the plan: a converged host (which needs no change), a bare host, and functions that make
-plans for hosts that differ from them.
+"""Sample data for the tests of the plan (the changes that a run would make): a converged host (which needs no change),
+a bare host, and functions that make plans for hosts that differ from them.
 """
 
 from __future__ import annotations

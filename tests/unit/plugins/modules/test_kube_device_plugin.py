@@ -88,7 +88,7 @@ def test_missing_node_is_not_created():
     with pytest.raises(Ended, match="no node n3"):
         call(api, nodes=("n1", "n3"))
     assert api.writes == []
-    call(api, nodes=("n3",), state="absent")  # A removal needs nothing on a node that is not in the cluster.
+    call(api, nodes=("n3",), state="absent")  # A removal must not fail for a node that is not in the cluster.
     assert "/api/v1/nodes/n3" not in api.objects
 
 
@@ -148,7 +148,7 @@ def test_pods_of_the_named_nodes_alone_are_replaced():
     assert deleted(api) == [f"{PODS}/p-n1"] and "Pod kube-system/p-n1" in found["objects"]
     controller(api)
     assert images(api) == ["new", "i"]
-    # This run is for the next nodes. The new template is already written, so only their pods are replaced.
+    # The next run is for n2. The former run has already written the new template, so only the pod of n2 is replaced.
     assert call(api, nodes=("n2",), rollout="OnDelete", image="new")["objects"] == ["Pod kube-system/p-n2"]
     controller(api)
     assert images(api) == ["new", "new"]
@@ -177,7 +177,7 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
     api = cluster()
     call(api, nodes=("n1", "n2"), rollout="OnDelete")
     controller(api)
-    for name in ("n1", "n2"):  # as the controller does before the pod is scheduled
+    for name in ("n1", "n2"):  # The controller makes pods with this affinity and without nodeName.
         spec = api.objects[f"{PODS}/p-{name}"]["spec"]
         del spec["nodeName"]
         field = {"key": "metadata.name", "operator": "In", "values": [name]}

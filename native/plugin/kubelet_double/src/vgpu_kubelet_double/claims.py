@@ -3,9 +3,9 @@
 1.36.
 
 It finds drivers by the sockets in ``plugins_registry``. It deletes the node's ResourceSlices when it starts, and the
-slices of a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, and adds
-the response to its state file. It does so once for each claim while the process lives, and never at a container's
-restart. It calls NodeUnprepareResources at the end of the last pod of a claim, even if that pod never started.
+slices of a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, but
+only once for each claim while the process lives, and adds the response to its state file. A container's restart causes
+no call. It calls NodeUnprepareResources at the end of the last pod of a claim, even if that pod never started.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ClaimManager:
         self._wipe(name)
 
     def _keep(self, name: str) -> None:
-        """Cancels the timer, because the driver is connected again."""
+        """Cancels and forgets the timer: the driver is connected again, or its slices are being deleted."""
         with self._lock:
             if (timer := self._timers.pop(name, None)) is not None:
                 timer.cancel()
@@ -144,8 +144,8 @@ class ClaimManager:
     # ---- pods
 
     def run_pod(self, pod: Pod) -> dict[str, list[str]]:
-        """Prepares the pod's claims as for a new sandbox. Returns container → CDI ids. As with a kubelet, it is called
-        again for a pod that was refused.
+        """Prepares the pod's claims as for a new sandbox. Returns container → CDI ids. A caller tries a refused pod
+        again by another call, as a kubelet does.
         """
         self.pods[pod.name] = pod
         try:

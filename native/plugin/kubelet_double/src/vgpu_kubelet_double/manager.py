@@ -57,7 +57,7 @@ class Manager(rpc.RegistrationServicer):
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
         # Devices of deleted pods. As in the real kubelet, this list is cleared only when the next pod is admitted or
-        # PodResources is called. The checkpoint file keeps them longer, until it is first written after that.
+        # PodResources is called. The checkpoint file contains these devices until its first write after that.
         self._ended: list[Held] = []
         self._server: grpc.Server | None = None
 

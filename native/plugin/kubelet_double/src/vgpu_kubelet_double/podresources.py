@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The double of the kubelet's PodResources service, which reports the devices of containers, with the data of the
-device manager.
+"""The double of the kubelet's PodResources service. It reports the devices of containers, which it reads from the
+double of the device manager.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PodResources(rpc.PodResourcesListerServicer):
                     pod = answer.pod_resources.add(name=held.pod, namespace=held.namespace)
                     pods[held.pod_uid] = pod
                 if held.container == "init":
-                    continue  # The real kubelet lists only running containers, and init containers have ended by then.
+                    continue  # The real kubelet lists only running containers; an init container has ended.
                 container = pod.containers.add(name=held.container)
                 for node, ids in held.by_numa.items():
                     devices = container.devices.add(resource_name=held.resource, device_ids=ids)

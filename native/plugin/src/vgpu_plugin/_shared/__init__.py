@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shared core: the files of plugins/module_utils, which Ansible's modules and the node programs have in common.
 
-A wheel carries copies (setup.py makes them); a source tree reads the originals. They import each other relatively,
-so that they work under both names.
+A wheel carries copies (setup.py makes them); a source tree reads the originals. The shared modules import each other
+relatively, because Ansible and this package import them under different names.
 """
 
 from pathlib import Path

@@ -20,8 +20,8 @@ from ..watch.watcher import Watch
 
 
 class Containers:
-    """Collects the usage of containers. ``gauges`` returns the current values of GPUs by UUID. ``xids`` returns the Xid
-    errors that the driver reported for one GPU.
+    """Collects the usage of containers. ``gauges`` returns the current measurements of GPUs by UUID. ``xids`` returns
+    the Xid errors that the driver reported for one GPU.
     """
 
     def __init__(

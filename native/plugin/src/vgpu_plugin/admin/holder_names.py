@@ -36,8 +36,8 @@ def find(shown: Mapping[str, str], what: str) -> str:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Returns the shorter names that also identify a holder: a pod without its container, a container without its
-    engine.
+    """Returns the shorter forms of a name that also identify the holder: without the container (namespace/pod), or
+    without the engine.
     """
     engine, _space, container = name.partition(" ")
     if engine in ENGINES:

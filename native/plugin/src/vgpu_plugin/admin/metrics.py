@@ -2,8 +2,8 @@
 """Prometheus metrics of a node: for each GPU, for each slice (part of a GPU), and for each container. The units are
 bytes, seconds and ratios.
 
-Some help texts name parts of the node. An Xid is an error number of NVIDIA's driver. The watcher finds programs that
-bypass their limits. The arbiter divides the time of a GPU between containers.
+Terms in the help texts: an Xid is an error number of NVIDIA's driver, the watcher finds programs that bypass their
+limits, and the arbiter divides the time of a GPU between containers.
 
 The number of time series is limited by the node's GPUs and slices. The series of a container end with the container's
 allocation, so the number does not grow over time.

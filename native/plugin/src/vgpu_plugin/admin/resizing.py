@@ -88,8 +88,8 @@ class Resizing:
         return f"{index}::{number}" if index is not None and number else slice_id
 
     def _publisher(self, record: Record, uuids: list[str]) -> Publish:
-        """Reads the pod of a record, and returns a function that later writes the new sizes on the pod. That function
-        fails if the pod was changed after it was read here. Raises PluginError.
+        """Reads the pod of a record, and returns a function that later writes the new sizes on the pod. The returned
+        function fails if the pod was changed in between. Raises PluginError.
         """
         assert self._pods is not None
         pods, owner = self._pods, self._pods.owner(record)
@@ -105,7 +105,7 @@ class Resizing:
 
         def publish(devices: list[Device], leaving: bool) -> None:
             # A device may have burst memory: memory above the guaranteed amount, which the container may use while it
-            # is free. The planned memory of such a device stays on the pod, because only the node needs its current
+            # is free. For such a device the pod keeps the planned memory, because only the node needs the current
             # limit.
             had = {one.uuid: one for one in planned.devices}
             kept = [had[one.uuid]._replace(cores=one.cores) if had[one.uuid].burst_mib else one for one in devices]

@@ -67,8 +67,8 @@ def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
 
 
 def has_sized_neighbours(devices: Iterable[dict[str, Any]], records: Iterable[Record]) -> bool:
-    """Returns whether any container on these GPUs has a size that differs from the size of its slice. That is so if the
-    container was resized, or if it requested a size before the node's settings changed.
+    """Returns whether any container on these GPUs has a size that differs from the size of its slice. This happens if
+    the container was resized, or if it requested a size before the node's settings changed.
     """
     uuids = {one["uuid"] for one in devices}
     sized = (one.limits["devices"] for one in records if sizing.SIZED in one.limits)
@@ -91,7 +91,7 @@ def refuse_oversold(
 
 
 def refuse_unnamed(gpus: Iterable[Gpu], uuids: Iterable[str], nodes: Callable[[Gpu, MigDevice], object]) -> None:
-    """Raises Refused for a MIG device that cannot be named in a CDI file. Without this check its container would fail
+    """Raises Refused for a MIG device that cannot be named in a CDI file. Without this check the container would fail
     to start, with a less helpful error. ``nodes`` returns the device nodes of a MIG device, or raises OSError.
     """
     for gpu in gpus:

@@ -5,7 +5,7 @@ ledger (the account of the GPU memory that it uses), ``ro`` is mounted read-only
 all containers of the node mount. In detail:
 
     record: a copy of the allocation's record, which is used if the file of all records is lost (recovery.py). An
-        allocation without limits (whole GPUs) has no folder, and only the file <id>.record.
+        allocation without limits (whole GPUs) has no folder but only the file <id>.record.
     limits: the limits that the library in the container enforces. If they change while the container runs, the file is
         changed in place.
     gpu-<uuid>: for each GPU one page, in which vgpu-arbiter (it divides a GPU's time between containers) writes whether
@@ -20,8 +20,8 @@ all containers of the node mount. In detail:
         have several claims and one path can have only one mount.
     ld.so.preload: for containers of an older version, which mounted single files (``old_mounts``).
 
-Folders are mounted and not single files. A container cannot rename a mount point, but it could rename the folder that
-contains a mounted file.
+Folders are mounted and not single files, because a container could rename the folder that contains a mounted file. It
+cannot rename a mount point.
 
 vgpu-arbiter only writes existing files gpu-<uuid>, in place. It creates no files.
 
@@ -275,9 +275,9 @@ class AllocationFiles:
         safe_files.replace(f"{self._root}/{allocation}{LIMITS}", abi_files.pack_limits(limits), 0o400, None)
 
     def lone_mount(self, record: Record) -> list[tuple[str, str, bool]]:
-        """Returns the mount for a container whose allocation has no folder. By this mount the CDI hook, which sets the
-        driver's limits when a container starts, finds the allocation. The list is empty if the driver does not limit
-        this allocation.
+        """Returns a list with the one mount for a container whose allocation has no folder. By this mount the CDI hook,
+        which sets the driver's limits when a container starts, finds the allocation. The list is empty if the driver
+        does not limit the allocation.
         """
         path = f"{self._root}/{record.id}"
         there = not record.limits and os.path.isfile(path + LIMITS)

@@ -43,7 +43,7 @@ class OutsideUse(Protocol):
 
     def deny(self, slice_ids: tuple[str, ...], denied: bool) -> None:
         """If ``denied`` is true, forbids containers outside Kubernetes to use these slices, because they were
-        allocated. Otherwise permits it again.
+        allocated. Otherwise permits the use again.
         """
 
 
@@ -146,7 +146,8 @@ class Allocator:
 
     def _given(self, ids: list[str], pieces: list[Piece]) -> tuple[list[str], list[Piece]]:
         """Returns the slices to allocate for the ids that the kubelet chose. Normally they are the slices with these
-        ids. A kubelet before 1.19 cannot spread its pods over the GPUs, so it may get other slices (substitution.py).
+        ids. A kubelet before 1.19 cannot spread its pods over the GPUs, so its pods may get other slices
+        (substitution.py).
         """
         if any(piece.mode != VCUDA for piece in pieces):
             return ids, pieces
@@ -293,7 +294,7 @@ class Allocator:
                     f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint contains "
                     "an allocation of these slices; delete the pod so that it is admitted again"
                 )
-        for record in records:  # The lock is not held here, because the API server is asked.
+        for record in records:  # The lock is not held here, because requests to the API server are slow.
             if record.limits.get("deny"):
                 self.sizer.size(record)
             elif record.limits:

@@ -122,7 +122,7 @@ class Burst:
     def give_back(self, allocation: str, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
         """Lowers the current limits of other containers so that an allocation can get its promised memory. It takes
         back free memory, and if ``promised`` is true, also memory that a slice's OOM killer frees by killing processes.
-        If that is not enough, the allocation waits. Until the wait ends, no current limit is raised into that memory.
+        If that is not enough, the allocation waits. Until the wait ends, that memory is added to no current limit.
         """
         with self._records.lock:
             if not self._bursts():

@@ -223,8 +223,8 @@ class ClaimShares:
         return ended
 
     def restore(self) -> list[str]:
-        """Called once when the plugin starts: creates the missing files of all claims. Returns an error message for
-        each share whose files cannot be created.
+        """Creates the missing files of all claims when the plugin starts. Returns an error message for each share whose
+        files cannot be created.
         """
         faults = []
         with self._allocator.lock:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends allocations (each is the slices of GPUs that one container has) that the kubelet no longer knows, and removes
-the folders of allocations without a record. The kubelet's checkpoint, the file in which it saves its allocations, shows
-which ones it knows.
+"""Ends allocations that the kubelet no longer knows, and removes the folders of allocations without a record. An
+allocation is the slices of GPUs that one container has. The kubelet's checkpoint, the file in which it saves its
+allocations, shows which of them it knows.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Collector:
 
     def collect(self) -> list[str]:
         """Polls once, and returns the allocations that it ended."""
-        # The kubelet is asked first, and then its file is read. So a container that the kubelet admits in between is in
-        # the file and is not missed. The lock is not held during the request.
+        # The kubelet's PodResources service is asked before the checkpoint is read. So a container that the kubelet
+        # admits in between is in the checkpoint and is not missed. The lock is not held during the request.
         holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
         with self._allocator.lock:
             found = checkpoint.read(self._checkpoint_file)

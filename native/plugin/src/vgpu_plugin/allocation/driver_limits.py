@@ -4,8 +4,8 @@ them regularly and compares them with the limits file, the file with the desired
 GPUs that one container has). It sets lost limits again, and clears the limits of ended containers.
 
 When a container starts, a CDI hook sets its limits and writes the file ``driver-limit``, which names the control group
-and the limits that were set. ``used`` is the driver's own count of the container's memory, which no program in the
-container can change.
+and the limits that were set. ``Status.used`` is the driver's own count of the container's memory, which no program in
+the container can change.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ class Enforcement:
             )
 
     def refuse_without_hook(self, what: str) -> None:
-        """Raises Refused if the setting demands enforcement by the driver. It is called for a container (``what``) for
-        which no hook runs, so that the driver's limit cannot be set.
+        """Raises Refused if the setting demands enforcement by the driver. It is called if no hook runs for a container
+        or program, because the driver's limit cannot be set then. ``what`` names it in the message.
         """
         if self.requested == DRIVER:
             raise Refused(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: free slices (parts of GPUs) that are withheld from the kubelet and given to a check, a program or a container
-on this host.
+"""Leases: free slices (parts of GPUs) that are withheld from the kubelet and given to a check (such as the isolation
+check), a program or a container on this host.
 
 A lease ends after a fixed time, at most an hour, so that a killed check does not keep its slice for ever. A lease for a
 docker or podman container lasts as long as the container exists, running or not, also over reboots: once the engine has
@@ -88,8 +88,9 @@ class Leases:
         self._missing: dict[str, int] = {}
 
     def restore(self) -> None:
-        """Called after a restart of the plugin: withholds the slices of valid leases from the kubelet again, and ends
-        leases that have expired or belong to an earlier boot.
+        """Withholds the slices of valid leases from the kubelet again. Ends leases that have expired, and leases of an
+        earlier boot except those of containers that an engine has listed. Creates the files of these again. Called
+        after a restart of the plugin.
         """
         for record in self._leases():
             if self._over(record):

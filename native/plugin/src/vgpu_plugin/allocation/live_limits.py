@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two functions for running containers: they change a container's limits and read its memory usage, both in the files
-of its allocation (the slices of GPUs that it has).
+"""Changes the limits of a running container and reads its memory usage, both in the files of its allocation (the slices
+of GPUs that the container has).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 its containers. The kubelet's PodResources service and its checkpoint (the file with its allocations) name the pod. The
 plan is in the annotations of the pod at the API server (``pods/annotations`` of the shared modules).
 
-This happens in the call PreStartContainer. It is the only call that comes before the start of a container and after the
-kubelet has assigned the slice ids to a pod.
+A new container's plan is read in the kubelet's call PreStartContainer, the only call that comes before the start of a
+container and after the kubelet has assigned the slice ids to a pod.
 """
 
 from __future__ import annotations

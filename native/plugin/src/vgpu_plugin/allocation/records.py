@@ -84,7 +84,7 @@ class RecordStore:
     Allocate, and a lost last record is rebuilt from the kubelet's checkpoint.
 
     A save does not use rename(2), because ext4 would then write the new file to disk at once. Instead it writes a
-    second file and exchanges the two. The next save overwrites the older one.
+    second file and exchanges the two. The next save overwrites the older file.
     """
 
     def __init__(self, path: Path) -> None:

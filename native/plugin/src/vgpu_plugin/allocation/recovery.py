@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def recover(records: RecordStore, files: AllocationFiles) -> None:
-    """Called once when the plugin starts, after the records were loaded. It also makes sure that from then on each
-    record has a copy, because an older version saved records without copies.
+    """Recovers lost records, and makes sure that each record has a copy from now on, because an older version saved
+    records without copies. Called once when the plugin starts, after the records were loaded.
     """
     records.on_put = files.keep_record
     with records.lock:

@@ -21,7 +21,7 @@ from .records import Record, RecordStore
 
 log = logging.getLogger(__name__)
 
-# Bytes and files that must be free in /run and on the disk. An allocation may need so many, and a margin is added.
+# Bytes and files that must be free in /run and on the disk: what one allocation may need, plus a margin.
 LEAST_BYTES, LEAST_FILES = 1 << 20, 64
 
 

@@ -16,8 +16,8 @@ from .records import Record
 
 
 class Wanted(NamedTuple):
-    """The requested size on one GPU. None means unchanged, and 0 cores mean no limit. ``burst`` is true if only the
-    current limit changes, which lies between the promised memory and the pod's limit (burst.py).
+    """The requested size on one GPU. None means unchanged, and 0 cores mean no limit. ``burst`` is true if the promised
+    memory stays and only the current limit changes, within the pod's limit (burst.py).
     """
 
     memory_mib: int | None = None
@@ -50,7 +50,7 @@ class Resized(NamedTuple):
 
 
 # Type of the function that reports a container's new sizes to the cluster. The arguments are the sizes in the order of
-# the record, and whether the container's processes still use more. It raises PluginError.
+# the record, and whether the container's processes still use more than these. It raises PluginError.
 Publish = Callable[[list[Device], bool], object]
 
 
@@ -95,8 +95,8 @@ def greater(one: Device, other: Device) -> Device:
 
 
 def lesser(one: Device, other: Device) -> Device:
-    """Returns the device with the smaller memory of both sizes. Its percent of the SMs is the former one, which changes
-    later, together with the record.
+    """Returns the smaller memory of the former size ``one`` and the new size ``other``, with the former percent of the
+    SMs. That percent changes later, together with the record.
     """
     return Device(one.uuid, min(one.memory_mib, other.memory_mib), one.cores)
 

@@ -322,8 +322,8 @@ class Resizer:
     # --- regular work
 
     def restore(self) -> None:
-        """Called after a restart of the plugin: writes the sizes of the records into the limits files, and notes which
-        containers use more than their size.
+        """Writes the sizes of the records into the limits files, and notes which containers use more than their size.
+        Called after a restart of the plugin.
         """
         with self._records.lock:
             for record in self._records.all():
@@ -356,8 +356,8 @@ class Resizer:
         return allocation in self._leaving
 
     def poll(self) -> None:
-        """For containers that were resized to less than they used: once their processes have freed the memory, the
-        former size is no longer counted, and the slices that fit again are offered.
+        """Checks the containers that were resized to less memory than they used. Once their processes have freed the
+        memory, stops counting the former size, and offers the slices that fit again.
         """
         with self._records.lock:
             for allocation in list(self._leaving):

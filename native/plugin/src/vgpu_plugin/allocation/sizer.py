@@ -110,10 +110,9 @@ class Sizer:
         return chosen
 
     def held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
-        """Returns GPU UUID → memory and cores that containers hold. Two kinds of records are not counted. The first are
-        those of containers that the kubelet no longer knows. The second are those with one of the slice ids
-        ``without``, which are the ids of one container: such a record belongs to the same pod, whose containers with
-        these ids run one after the other.
+        """Returns GPU UUID → memory and cores that containers hold. Records of containers that the kubelet no longer
+        knows are not counted. Neither are records with one of the ids ``without``, the slice ids of one container: they
+        belong to the same pod, whose containers with these ids run one after the other.
         """
         return sizing.held(self.others(without))
 

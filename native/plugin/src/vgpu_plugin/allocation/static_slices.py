@@ -7,8 +7,8 @@ All containers with the same slice share its ledger (the account of used memory)
 the slice.
 
 A slice is used either by Kubernetes or by containers outside it. While a container outside Kubernetes uses it, the
-plugin reports it to the kubelet as unhealthy. While the kubelet has allocated it, its limits file in this folder denies
-every memory allocation.
+plugin reports it to the kubelet as unhealthy. While the kubelet has allocated it, the limits file in the slice's folder
+denies every memory allocation.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class StaticSlices:
 
     def deny(self, slice_ids: tuple[str, ...] | list[str], denied: bool) -> None:
         """If ``denied`` is true, forbids containers outside Kubernetes to use these slices, because the kubelet or a
-        lease has allocated them. Otherwise permits it again, because the slices were freed. The caller holds the
+        lease has allocated them. Otherwise permits the use again, because the slices were freed. The caller holds the
         allocator's lock.
         """
         if self._paths.cdi_dir is None:

@@ -86,7 +86,7 @@ def _give_back(plugin: Client, allocation: str) -> None:
 
 def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
     """Installs a signal handler. A signal that was ignored when this program started (nohup) stays ignored, so that the
-    program in the slice inherits this.
+    program in the slice ignores it too.
     """
     for number in numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:

@@ -147,7 +147,7 @@ def resize(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
         oom_killer=given.oom_killer,
     )
     if ID.fullmatch(given.what):
-        # The plugin knows the ids. Only if it does not know this one, it may be the name of a container.
+        # If the plugin does not know this id, the text may be the name of a container.
         try:
             return plain(plugin.call("Resize", request))
         except Fault as fault:

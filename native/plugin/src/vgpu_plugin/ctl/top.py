@@ -77,8 +77,8 @@ def top(
     tenants: Mapping[str, str] | None = None,
 ) -> str:
     """Returns the table as text. ``before`` has the GPU seconds that each (allocation, GPU UUID) had used ``seconds``
-    ago. From this the share that it really got is computed. ``width`` is the width of the terminal; 0 means unlimited.
-    ``indexes`` maps UUIDs to indexes of GPUs, and ``tenants`` maps allocations to names of containers.
+    ago. The share that each really got is computed from them. ``width`` is the width of the terminal; 0 means
+    unlimited. ``indexes`` maps UUIDs to indexes of GPUs, and ``tenants`` maps allocations to names of containers.
     """
     rows: list[Row] = [HEAD]
     order = indexes or {}

@@ -4,8 +4,8 @@ file has one CDI device for each request of the claim. The device's name consist
 request's name.
 
 A name must never get another meaning, and must be defined as long as a container uses it, for three reasons. The
-kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response. A container that uses a name
-that no file defines does not start. And container runtimes cache what they have read for a name.
+kubelet saves the CDI names of a claim and, up to 1.36, adds the names of a later response to them. A container that
+uses a name that no file defines does not start. And container runtimes cache what they have read for a name.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ class Claims:
             log.info("allocation %s ends, because its claim is unprepared", allocation)
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Called once when the plugin starts. Writes the CDI files of claims again if they were deleted, and removes
-        the files of ended claims.
+        """Writes the CDI files of claims again if they were deleted, and removes the files of ended claims. Called once
+        when the plugin starts.
         """
         for fault in self._shares.restore():
             log.error("%s", fault)

@@ -81,7 +81,7 @@ def _shared(node: NodeView, gpu: Gpu, mig: MigDevice | None, pieces: list[Piece]
     if mode == VCUDA:
         share = slices.share_of(gpu.facts(), dict(node.config))
         if share is None:
-            # Containers still use slices of a former split. Claims wait until the pool has the new one.
+            # Containers still use slices of a former split. Claims wait until the pool has the slices of the new split.
             return None
         capacity = _capacity(gpu, node.config, share, pieces)
         return {"attributes": attributes, "allowMultipleAllocations": True, "capacity": capacity}

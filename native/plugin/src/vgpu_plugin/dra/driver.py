@@ -131,8 +131,8 @@ class ClaimDriver:
                 return
 
     def poll(self) -> None:
-        """Called regularly. It notices when the last pod of the device plugin on a GPU has ended, so that claims may
-        use the GPU.
+        """Notices when the last pod of the device plugin on a GPU has ended, so that claims may use the GPU. Called
+        regularly.
         """
         self.publisher.poll()
 

@@ -72,10 +72,10 @@ class Publisher:
         self._asked.set()
 
     def poll(self) -> None:
-        """Called regularly. Requests a comparison if the desired ResourceSlices have changed without a call of ``ask``.
+        """Requests a comparison if the desired ResourceSlices have changed without a call of ``ask``. Called regularly.
 
-        It does not look at the stored ones, because regular lists by 5 000 nodes would be too much load. The watch
-        notices their changes.
+        It does not read the stored ResourceSlices, because regular lists by 5 000 nodes would be too much load. The
+        watch notices changes of the stored ones.
         """
         if list(self._desired()) != self._looked_for:
             self.ask()

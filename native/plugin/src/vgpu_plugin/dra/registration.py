@@ -120,8 +120,8 @@ class Registration(rpc.RegistrationServicer):
         self._served = self._identities()
 
     def _start(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
-        # The file of an earlier, stopped server is removed before the new server starts. gRPC removes it only later,
-        # and without this call might then remove the file of the new server instead.
+        # The file of an earlier, stopped server is removed before the new server starts. Otherwise gRPC removes it
+        # later, when the path may already be the file of the new server.
         socket.unlink(missing_ok=True)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="claims", initializer=lean.own_timers())
         server = grpc.server(workers)

@@ -2,7 +2,7 @@
 """Sets the SELinux label with which a confined container may use the files of its allocation.
 
 Without the label, SELinux denies containers all files below /run, and the kubelet does not relabel the files that a
-device plugin mounts. A container could not read its limits, and could create no CUDA context.
+device plugin mounts. So a container could not read its limits, and could create no CUDA context.
 
 The label does not separate containers from each other. That is not needed, because each container has only its own
 files mounted.

@@ -23,7 +23,7 @@ VISIBLE_AS_MOUNTS = "/var/run/nvidia-container-devices"
 ANNOTATION_PREFIX = "cdi.k8s.io/"
 # The first kubelet that passes a plugin's CDI devices to the runtime by default (feature gate DevicePluginCDIDevices).
 CDI_KUBELET = (1, 29)
-# Folder in a container with the pipes of its MPS daemon. NVIDIA's plugin uses the same path.
+# Folder in a container with the pipes of the MPS daemon that it uses. NVIDIA's plugin uses the same path.
 MPS_ROOT = "/mps"
 # Flag of node.yaml → environment variable that makes NVIDIA's runtime add the devices of that feature.
 FEATURES = (("gdrcopyEnabled", "NVIDIA_GDRCOPY"), ("gdsEnabled", "NVIDIA_GDS"), ("mofedEnabled", "NVIDIA_MOFED"))

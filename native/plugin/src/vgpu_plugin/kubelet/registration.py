@@ -67,7 +67,7 @@ class Registration:
         self._registered_with: tuple[int, int] | None = None
         # The time at which the plugin registered with the current kubelet.
         self._registered_at = 0.0
-        # True if the kubelet has opened a ListAndWatch stream since that time.
+        # True if the kubelet has opened a ListAndWatch stream since that registration.
         self._streamed = False
         self._fault = self._missing()
         self.first_attempt = threading.Event()
@@ -154,8 +154,8 @@ class Registration:
         self._fault = message
 
     def _serve(self) -> None:
-        # The file of an earlier, stopped server is removed before the new server starts. gRPC removes it only later,
-        # and without this call might then remove the file of the new server instead.
+        # The file of an earlier, stopped server is removed before the new server starts. Otherwise gRPC removes it
+        # later, when the path may already be the file of the new server.
         self._endpoint.unlink(missing_ok=True)
         service = self._make_service(self._watch.wake)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kubelet", initializer=lean.own_timers())

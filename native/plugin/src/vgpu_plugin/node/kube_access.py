@@ -2,8 +2,8 @@
 """Credentials for the Kubernetes API, from a kubeconfig file or from the pod's service account. The clients of the
 device plugin (``kube_api``) and of ``vgpu_scheduler`` use them.
 
-This module is not shared with the Ansible collection. Shared modules may use only the standard library, while a
-kubeconfig is YAML. The Ansible modules read kubeconfigs with the library ``kubernetes``.
+This module is not shared with the Ansible collection. Shared modules may use only the standard library, which cannot
+read YAML, the format of a kubeconfig. The Ansible modules read kubeconfigs with the library ``kubernetes``.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def _of_kubeconfig(path: Path, config: Any) -> Access:
 
 
 def _named(path: Path, config: Any, many: str, one: str, holder: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry of a list that the current context names. In the list of contexts this is the entry that
-    current-context names."""
+    """Returns the entry of the list ``many`` that ``holder`` names. ``holder`` is the current context, or for the list
+    of contexts the kubeconfig itself.
+    """
     wanted = holder.get("current-context" if one == "context" else one)
     entries = config.get(many) if isinstance(config, dict) else None
     for entry in entries if isinstance(entries, list) else []:

@@ -2,11 +2,11 @@
 """Reads the policy of this kubelet's topology manager, which places a container's devices and CPUs on NUMA nodes. The
 source is the kubelet's configuration file.
 
-The file is parsed with regular expressions and not as YAML. A YAML library takes too much memory, and both keys are at
-the top level.
+The file is parsed with regular expressions and not as YAML. A YAML library takes too much memory, and the two keys to
+read (policy and scope) are at the top level of the file.
 
-Command line flags and drop-in files of the kubelet are not read. If the policy is set only there, none is published, as
-if the kubelet had no policy.
+Command line flags and drop-in files of the kubelet are not read. If the policy is set only in those, this program
+publishes none, as if the kubelet had no policy.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def parse(text: str) -> Topology:
 
 
 class KubeletTopology:
-    """Provides the policy, and reads the file again only after it has changed. A kubelet uses a new policy only after a
-    restart, but this program needs none.
+    """Provides the policy, and reads the file again only after it has changed. The kubelet itself uses a new policy
+    only after its restart.
     """
 
     def __init__(self, path: Path) -> None:

@@ -35,9 +35,9 @@ def preferred(
     """Returns ``size`` ids of ``available`` that the kubelet should prefer. ``totals``: number of slices of each GPU;
     ``order``: UUIDs in NVML's order.
 
-    Each step takes the GPU with the fewest slices in this result, then the GPU with the fewest slices in use
-    (``packed``: the most), then the first by index. A second slice of one GPU is chosen only when every GPU with a free
-    slice has given one.
+    Each step takes a slice of the GPU with the fewest slices in this result. Among equal GPUs it prefers the one with
+    the fewest slices in use (``packed``: the most), then the first in ``order``. A second slice of one GPU is chosen
+    only when every GPU with a free slice has given one.
     """
     offers = set(available)
     if size > len(offers):

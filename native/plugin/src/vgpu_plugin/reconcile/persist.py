@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from ..node.kube_api import ApiError
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# Seconds. A watch that ends sooner was cut off before its regular time limit.
+# A watch that ends within this number of seconds was cut off before its regular time limit.
 SHORT_S = 1.0
 
 log = logging.getLogger(__name__)

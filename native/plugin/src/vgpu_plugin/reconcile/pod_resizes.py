@@ -2,9 +2,9 @@
 """Applies resizes that the scheduler granted to running pods, and reports on the pod when they are done.
 
 A pod with a granted resize has the annotation ``vgpu.fleet/former`` until its node has applied the resize (see
-``pods/resizes`` of the shared core). This module watches the metadata of this node's pods to find them. It does so only
-if the node gives containers the size that their pod requests, not equal slices. A resize that cannot be applied yet,
-because programs use more than the new size, is tried again, and an event on the pod gives the reason.
+``pods/resizes`` of the shared core). This module watches the metadata of this node's pods to find such pods. It does so
+only if the node gives containers the size that their pod requests, not equal slices. A resize that cannot be applied
+yet, because programs use more than the new size, is tried again, and an event on the pod gives the reason.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Reconfiguration:
         self._held = held
         self._last_offer = last_offer
         # Identity of the file that was last applied. It is None if the label names another file, or if the file was
-        # replaced after it was read; then the first poll applies the file or reports why it cannot.
+        # replaced after it was read. In both cases the first poll applies the desired file, or reports why it cannot.
         self._file: tuple[str, int, int, int] | None = None
         if self.name_of(settings) == self._choice.wanted:
             now = self._identity()
@@ -182,7 +182,7 @@ class Reconfiguration:
             )
             return
         log.info("%s changes flags.allocation: the program exits, and its unit restarts it", settings.path)
-        # Without this, the next start would read the same configuration as before and exit again.
+        # Without this call, the next start would read the same configuration as before and exit again.
         self._choice.remember(settings.path)
         self.end()
 

@@ -3,7 +3,8 @@
 comes from the container's ledger, the shared file in which our library in the container counts GPU memory.
 
 The limit comes from the node's own record (/var/lib/vgpu/allocations.json), which no container can see. A slice for
-containers outside Kubernetes has no record, so its limits file on the node is used, which containers mount read-only.
+containers outside Kubernetes has no record. Its limits come from its limits file on the node, which containers mount
+read-only.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Accounts:
             return None if record.kind == UNKNOWN else nobody
         except (OSError, abi_files.LayoutError):
             # The ledger is damaged, which only the tenant can have done, because only its container writes the ledger.
-            # So no process is taken as counted in it.
+            # So the ledger is treated as one without processes.
             return nobody
         if uuid not in ledger["devices"]:
             return nobody

@@ -58,8 +58,8 @@ class ContainerShares:
         return min(1.0, sum(known)) if known and len(known) == len(parts) else None
 
     def look(self, uuid: str, owners: Mapping[int, frozenset[str]], records: Mapping[str, Record]) -> dict[str, Took]:
-        """Returns for each container which part of the GPU's time it used. Containers without a share of this GPU are
-        left out, and those that have not been measured for ten seconds yet. Raises GpuError.
+        """Returns for each container which part of the GPU's time it used. Containers without a share of this GPU, or
+        measured for less than ten seconds, are left out. Raises GpuError.
         """
         bound = {}
         for allocation, mine in together(owners).items():

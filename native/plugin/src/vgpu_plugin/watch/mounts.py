@@ -69,8 +69,8 @@ class Place(NamedTuple):
             return True
         root = mount.root.removesuffix(DELETED)
         if self.version:
-            # A running container may have an older version of the library than new containers. Other folders next to it
-            # are not possible, because only the node creates them.
+            # A running container may have an older version of the library than new containers. A tenant's folder cannot
+            # be next to it, because only the node creates folders there.
             return mount.device == self.device and _version_free(root) == _version_free(self.root)
         return (mount.device, root) == (self.device, self.root)
 

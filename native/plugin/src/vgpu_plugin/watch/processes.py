@@ -6,8 +6,8 @@ Each allocation has a tmpfs with its container's ledger, the file in which the l
 a mount of that tmpfs is in the container, because a tenant without CAP_SYS_ADMIN can neither create nor copy the mount.
 Some processes do not have the mount: they hide it (by chroot or their own mount namespace), or the folders were removed
 on the node. These are identified by the ledger that they have mapped, or by their control group, which they cannot
-leave. A process in the host's mount namespace, or in its pid namespace and outside a container's control group, is a
-process of the host. Any other process on a GPU belongs to an unknown container.
+leave. A process in the host's mount namespace, or in the host's pid namespace and outside a container's control group,
+is a process of the host. Any other process on a GPU belongs to an unknown container.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Process:
 class Placed:
     """The result for a set of pids. ``owners``: pid → allocations of its container. ``strangers``: pids in an unknown
     container. ``gone``: pids of ended or unreadable processes. ``host``: pids of programs of the host. ``removed``:
-    allocations whose container still has a ledger that was removed on the node, which no tenant can do.
+    allocations whose container still has a ledger that was removed on the node. No tenant can remove one there.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)

@@ -65,8 +65,8 @@ class Account:
 
 
 def together(owners: Mapping[int, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """Returns allocation → all allocations of its processes, because a container may have several allocations, for
-    example one for each of its claims.
+    """Returns allocation → all allocations of the same container. A container may have several, for example one for
+    each of its claims.
     """
     out: dict[str, frozenset[str]] = {}
     for mine in owners.values():

@@ -3,7 +3,7 @@
 in the node's record. It reads and writes nothing outside its arguments.
 
 A container that is alone on a GPU may use all of it (policy ``default``). The arbiter, a program of the node, counts
-the time for which it allowed that, and this time does not count as an excess. While a neighbour reports demand, the
+the time for which it allowed this, and that time does not count as an excess. While a neighbour reports demand, the
 arbiter limits both to their shares. So a neighbour cannot make an honest container look suspicious.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the usage of each limited container on each GPU, and its limits. They come from the container's ledger (memory
+"""Reads the usage and the limits of each limited container on each GPU. The sources are the container's ledger (memory
 counted by our library), its tenant page (GPU time measured by our library), the driver, and the arbiter, the node's
 program that divides GPU time.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watcher. It finds processes that use a GPU beyond the limits of their container because they bypass our library.
-Every two seconds it reads from the driver which processes use each shared GPU. It compares this with the limits in the
-node's records, and with the containers' ledgers, files in which our library counts GPU memory.
+Every two seconds it reads from the driver which processes use each shared GPU. It compares their usage with the limits
+in the node's records, and with the containers' ledgers, the files in which our library counts GPU memory.
 
 A finding is reported after two polls in a row, so a process that starts or ends between two readings is not reported.
 If the policy says so, a reported process is killed, but only for what the same poll found, and only in a container of
@@ -38,7 +38,7 @@ from .rule import INTERVAL_S, Account, Suspicion
 REPORT, END = "report", "end"
 # Kinds of allocations whose processes may be killed. The kind "unknown" (an allocation without a record) is not among
 # them, because it may be a lease (slices that an administrator took with vgpuctl) whose record was deleted before its
-# files. Its processes are not a tenant's, so they are never killed.
+# files. The processes of a lease are not a tenant's, so they are never killed.
 ENDED = frozenset((KUBELET, CLAIM, CONTAINER, STATIC_KIND))
 # A finding is reported after LOOKS polls in a row. Within one poll, a suspicion is checked again at once up to TRIES
 # times.

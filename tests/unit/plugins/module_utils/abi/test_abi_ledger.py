@@ -86,7 +86,7 @@ READ = [
     ([(0, 5, 3)], 1, [0], True, 5, 0),
     ([(0, 5, 3)], 1, [], False, 0, 0),
     ([(0, 5, 3)], 1, [], True, 3, 3),
-    ([(0, 2, 3)], 1, [], True, 2, 2),  # What is exported is part of what is used.
+    ([(0, 2, 3)], 1, [], True, 2, 2),  # Exported memory is a part of the used memory, so at most 2 MiB count.
     ([(0, 5, 3), (1, 5, 4)], 2, [], True, 7, 7),
     ([(0, 5, 3), (1, 5, 4)], 1, [], True, 3, 3),  # The library does not read slots from slot_high on.
     ([(0, 5, 3), (1, 5, 4)], 2, [1], True, 8, 3),
@@ -144,8 +144,8 @@ def test_ledger_that_cannot_be_opened_is_used_only_if_a_process_leases_it(
     assert files.ledger_in_use("/ledger") is used
 
 
-# columns: fields of slot 0; whether the slot counts as used. A process that holds no memory counts; what an ended
-# process left without memory does not.
+# columns: fields of slot 0; whether the slot counts as used. A slot with a pid counts even without memory. A slot
+# without pid and memory does not count, even if an ended process left its pid namespace there.
 SLOT_FIELDS: list[tuple[dict[str, int], bool]] = [({"pid": 7}, True), ({"pid_namespace": 9}, False), ({}, False)]
 
 

@@ -83,7 +83,7 @@ def test_refuses_a_wrong_checksum() -> None:
 
 @pytest.mark.parametrize("sequence", [0, 4])
 def test_checksum_is_of_the_bytes_with_sequence_and_checksum_as_zero(sequence: int) -> None:
-    """libvgpu.so computes it so. The sequence is at byte 20, the checksum at byte 24; both have 4 bytes."""
+    """libvgpu.so computes the checksum in this way. The sequence (byte 20) and the checksum (byte 24) have 4 bytes."""
     data = files.pack_limits({"devices": [DEVICE], "sequence": sequence})
     assert int.from_bytes(data[24:28], "little") == zlib.crc32(data[:20] + bytes(8) + data[28:])
 
@@ -133,7 +133,7 @@ def test_an_unlimited_device_needs_no_size() -> None:
 
 
 def test_reads_the_devices_of_an_older_library() -> None:
-    """Its entries of 56 bytes end with the percent of the SMs."""
+    """An older library's entries of 56 bytes end with the percent of the SMs."""
     (device,) = files.parse_limits(with_field("device_size", 56, device=False))["devices"]
     assert {key: device[key] for key in ("uuid", "memory_bytes")} == {
         key: DEVICE[key] for key in ("uuid", "memory_bytes")
@@ -158,8 +158,8 @@ def test_refuses_devices_beyond_the_end() -> None:
         files.parse_limits(bytes(data))
 
 
-# columns: sequence number in the file; expected sequence number after a change. It is odd during the change and even
-# after it.
+# columns: sequence number in the file; expected sequence number after a change. The number is odd during a change and
+# even afterwards.
 SEQUENCES = [(0, 2), (4, 6), (5, 6), (0xFFFFFFFE, 0)]
 
 
@@ -178,7 +178,7 @@ SAYS = [
     (files.pack_limits(ONE), True),
     (files.pack_limits({**ONE, "sequence": 4}), True),
     (files.pack_limits({**ONE, "log_level": 2}), False),
-    (files.pack_limits({**ONE, "sequence": 5}), False),  # A program is writing it.
+    (files.pack_limits({**ONE, "sequence": 5}), False),  # A program is writing the file.
     (b"", False),
 ]
 

@@ -3,7 +3,7 @@
 plugin and the kubelet advertise. A difference is a reported fault with its remedy.
 
 Each row of a table changes one fact of a host without differences. A ledger is the file in which the library counts a
-container's GPU memory. A lease reserves a slice for an isolation check.
+container's GPU memory. A lease reserves a slice for an isolation check (attempts to exceed its limits).
 """
 
 from __future__ import annotations

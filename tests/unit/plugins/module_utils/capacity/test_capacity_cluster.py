@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the comparison of a node's slices (parts of a GPU) with the numbers that Kubernetes shows for the node
-(capacity, allocatable, requests of its pods). The functions are tested by tables. The module is tested with a small API
-server, which returns lists in pages.
+(capacity, allocatable, requests of its pods). Tables test the functions. A small API server, which returns lists in
+pages, tests the module kube_capacity_info.
 """
 
 from __future__ import annotations

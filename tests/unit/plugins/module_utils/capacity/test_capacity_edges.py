@@ -131,7 +131,7 @@ def test_gpu_that_will_have_no_slices_keeps_those_in_use(held):
 
 
 def test_gpu_whose_slices_would_be_empty_has_none():
-    """The memory scaling of GPU-b gives less than 1 MiB a slice, which is an error of its exception."""
+    """The memory scaling of GPU-b gives less than 1 MiB a slice, so its entry in vgpu_devices is reported."""
     scaled = [{"match": {"index": 1}, "memory_scaling": "0.00001"}]
     text = node_config.dump(
         node_config.from_vars({"vgpu_split_count": 2, "vgpu_cores_scaling": 1, "vgpu_devices": scaled})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the report of a node's capacity and the plan name each lost GPU once. A GPU is lost if NVML cannot read
-it, or if the device plugin knew it and NVML does not list it any more. Slices are parts of a GPU.
+"""Tests that the report of a node's capacity and the plan (the changes that a run would make) name each lost GPU once.
+A GPU is lost if NVML cannot read it, or if the device plugin knew it and NVML does not list it any more. Slices are
+parts of a GPU.
 """
 
 from __future__ import annotations

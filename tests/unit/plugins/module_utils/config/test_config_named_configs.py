@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests named configurations: configuration files in addition to node.yaml. A node label selects one of them for the
-device plugin. The plan must list the files that differ from the group's variables. It must also find out whether the
-running device plugin loaded an older text of its file.
+device plugin. The plan (the changes that a run would make) must list the files that differ from the group's variables.
+It must also find out whether the running device plugin loaded an older text of its file.
 """
 
 from __future__ import annotations

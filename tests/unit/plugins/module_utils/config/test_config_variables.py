@@ -433,7 +433,7 @@ def test_written_file_is_valid_and_reads_back_equal():
     assert node_config.validate(config) == []
     assert node_config.load(node_config.dump(config)) == config
     assert node_config.resource_name(config) == "example.com/gpu"
-    assert "coresScaling" not in config["sharing"]["vcuda"]  # its default follows the split count of each GPU
+    assert "coresScaling" not in config["sharing"]["vcuda"]  # The default follows each GPU's split count.
 
 
 def test_variables_with_faults_give_no_file():

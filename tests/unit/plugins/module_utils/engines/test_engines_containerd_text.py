@@ -207,8 +207,8 @@ def test_drop_in_is_used_only_for_version_3_with_an_imported_folder():
     assert [containerd_text.place(path, text) for text in (DEBIAN, ONE, KUBEADM)] == [path] * 3
     assert containerd_text.place(path, THREE) == "/etc/containerd/conf.d/99-vgpu.toml"
     assert containerd_text.place(path, THREE.replace("*.toml", "one.toml")) == path
-    # containerd 1.x would replace its whole CRI section by the section of such a drop-in, so there the main file is
-    # changed.
+    # containerd 1.x would replace its whole CRI section by the section of such a drop-in. So for containerd 1.x the
+    # main file is changed.
     assert containerd_text.place(path, 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN) == path
     own = tomllib.loads(containerd_text.drop_in(THREE, Desired()))
     assert own["version"] == 3

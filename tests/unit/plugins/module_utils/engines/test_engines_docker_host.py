@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the running containers are also found if dockerd does not respond: by the containerd-shim process of each
-container; and which commands a restart runs.
+"""Tests that running containers are found by their containerd-shim processes, also if dockerd does not respond. Also
+tests which commands a restart of docker runs.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ HOSTS = [
     (state(["kubelet", "docker", "containerd"], kubelet=(1, 34)), "containerd"),
     (state(["kubelet", "docker"], kubelet=(1, 34)), "docker"),
     (state(["kubelet", "docker", "containerd"], kubelet=(1, 22)), "docker"),
-    # A former run with docker was interrupted after dpkg had configured containerd, a dependency of docker. Our record
-    # of packages without a record of containerd shows this.
+    # A former run with docker was interrupted after dpkg had configured containerd, a dependency of docker. It left our
+    # record of the packages and no record of containerd.
     (state(["containerd"], files=["/r/packages"]), "docker"),
     (state(["containerd"], files=["/r/packages", "/r/containerd"]), "containerd"),
     (state(["containerd", "kubelet"], files=["/r/packages"]), "containerd"),

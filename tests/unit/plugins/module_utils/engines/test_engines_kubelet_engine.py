@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which container engine runs the pods of a host. It is found by the kubelet's process, command line and
-configuration in a simulated /proc. Also tests the error or warning of the plan if the variables select another engine.
+configuration in a simulated /proc. Also tests the error or warning of the plan (made before a run changes anything) if
+the variables select another engine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Python reader of NVML if calls of the driver fail: a GPU that fails must not hide the others.
+"""Tests the Python reader of NVML if calls of the driver fail: a GPU that fails must not hide the other GPUs.
 tests/native/nvml_readers tests the reader on a complete driver.
 """
 

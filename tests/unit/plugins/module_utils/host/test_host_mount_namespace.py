@@ -56,7 +56,7 @@ def test_writable_mount_reaches_the_source(source):
 
 
 def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
-    """A container gets a read-only folder with its limits, the share. One file in it is covered by a writable mount:
+    """A container gets a read-only folder with its limits (the share). One file in it is covered by a writable mount:
     the ledger, in which the library counts GPU memory. The namespace must have the same mounts."""
     share = tmp_path / "share"
     share.mkdir()

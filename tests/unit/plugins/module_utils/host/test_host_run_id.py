@@ -48,8 +48,8 @@ MARKS = [
 
 @pytest.mark.parametrize(("about", "mark", "over"), MARKS, ids=[one[0] for one in MARKS])
 def test_has_ended(machine, about, mark, over):
-    """A text that is not a run id belongs to another program, so it must not count as ended: its files would be
-    removed."""
+    """A text that is not a run id belongs to another program. It must not count as ended; otherwise the files of
+    that program would be removed."""
     assert run_id.has_ended(mark, machine) is over
 
 

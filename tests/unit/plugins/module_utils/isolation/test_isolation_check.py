@@ -2,8 +2,8 @@
 """Tests the isolation check of one slice (a part of a GPU) with a simulated runner, without device plugin and driver.
 
 The check takes a lease, which reserves the slice for a limited time. A runner starts the probe, a program that tries to
-bypass the limits, in the slice. The watcher, the part of the device plugin that looks for bypasses, must name each that
-succeeds. A neighbour is a second probe, in another slice.
+bypass the limits, in the slice. The watcher, the part of the device plugin that looks for bypasses, must name each
+bypass that succeeds. A neighbour is a second probe, in another slice.
 """
 
 from __future__ import annotations

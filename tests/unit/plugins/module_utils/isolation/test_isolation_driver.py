@@ -211,7 +211,7 @@ MANAGED = [
     (Deltas(PIECE, group=0, card=PIECE, ordinary=0), "violated"),
     (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # The managed memory stayed on the host.
     (Deltas(PIECE, fault="no answer"), "not-run"),
-    # An account that shows 90 % of an allocation shows it.
+    # An allocation counts as shown if an account shows 90 % of it.
     (Deltas(1000, group=0, card=900, ordinary=900), "open"),
     (Deltas(1000, group=0, card=1000, ordinary=899), "violated"),
     (Deltas(1000, group=0, card=899, ordinary=1000), "not-run"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which container engine runs the isolation check of a slice (a part of a GPU) on a host, and which files and
-images the check removes afterwards. Small programs replace the clients of the engines (docker, ctr, podman).
+"""Tests which container engine runs the isolation check (attempts to exceed the limits of a slice, a part of a GPU) on
+a host, and which files and images the check removes afterwards. Small programs replace the clients of the engines
+(docker, ctr, podman).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the isolation check observes, from the host, the processes that use a slice (a part of a GPU). It reads
-their GPU memory by NVML, which the processes cannot falsify, and checks that the mounted files are those of the host.
+"""Tests how the isolation check, which tries to exceed the limits of a slice (a part of a GPU), observes the processes
+in this slice from the host. It reads their GPU memory by NVML, which the processes cannot falsify, and checks that the
+mounted files are those of the host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the folder that two probes share. A probe is the program that the isolation check runs in a slice (a part of a
-GPU). In this folder the probes of two slices exchange an exported memory handle. The folder must exist only during the
-check, and the folder of a killed run must be removed.
+GPU) to try to exceed the limits. In this folder the probes of two slices exchange an exported memory handle. The folder
+must exist only during the check, and the folder of a killed run must be removed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the isolation check runs its probe (a program that tests a slice of a GPU) in a container of docker: start,
-time limit, removal, and the messages if docker hangs. A small program replaces the docker client.
+"""Tests how the isolation check runs its probe (a program that tries to exceed the limits of a slice, a part of a GPU)
+in a container of docker: start, time limit, removal, and the messages if docker hangs. A small program replaces the
+docker client.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def docker(tmp_path, monkeypatch):
 
 
 HANG = "time.sleep(600)"
-# columns: behaviour of `docker image`; expected words of the reason why the image cannot be used ("": it can)
+# columns: behaviour of `docker image`; expected words of the reason why the image cannot be used ("": it can be used)
 AT_HAND = [
     ("print('[{}]')", ""),
     ("print('[]')", f"docker has no local image {IMAGE}"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the verdicts of the isolation check of a slice (a part of a GPU), with a table for each source. Its probe, a
-program in the slice, tries to bypass the limits. The watcher is the part of the device plugin that looks for such
-processes. A bypass that cannot be prevented is "detected" if the watcher names it, "violated" if the watcher could see
-it and did not name it, and "open" without a watcher.
+program in the slice, tries to bypass the limits. The watcher is the part of the device plugin that looks for processes
+that bypass the library. A bypass that cannot be prevented is "detected" if the watcher names it, "violated" if the
+watcher could see it and did not name it, and "open" without a watcher.
 """
 
 from __future__ import annotations

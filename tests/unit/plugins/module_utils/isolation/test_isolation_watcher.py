@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how the isolation check finds out whether the node's watcher names a bypass that is running: by repeated calls
-of ``vgpuctl watch``. The watcher is the part of the device plugin that looks for processes that bypass the library.
-Findings about other processes must not count.
+"""Tests how the isolation check (attempts to exceed the limits) finds out whether the node's watcher names a bypass
+that is running: by repeated calls of ``vgpuctl watch``. The watcher is the part of the device plugin that looks for
+processes that bypass the library. Findings about other processes must not count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the mount policy, an admission policy that denies pods whose own mounts would cover the files of the library.
 This file tests the objects and expressions of the policy. tests/e2e/test_mount_policy.py shows which pods a real API
-server denies. It uses the same table of pods as the tests of the rule in Python.
+server denies. That test uses the same table of pods as the tests of the rule in Python.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class Api:
         ([deployment()], [[]], [], 0),
         ([deployment(readyReplicas=0), deployment(readyReplicas=1), deployment()], [[pod()]], [], 2),
         ([deployment(readyReplicas=0)], [[pod([NO_NODE])]], ["pod p has no node: 0/3 nodes are available"], 20),
-        # A former pod that still terminates may schedule other pods, so the code waits for its end. If its node is
-        # gone, it never ends, so this wait has a limit and is no fault.
+        # A former pod that still terminates may schedule other pods, so the code waits for its end. If the pod's
+        # node is gone, the pod never ends. So this wait has a limit, and to reach the limit is no fault.
         ([deployment()], [[pod(deletionTimestamp="now")], [pod(deletionTimestamp="now")], []], [], 2),
         ([deployment()], [[pod(deletionTimestamp="now")]], [], 20),
         # No wait, because more time does not make the image available.

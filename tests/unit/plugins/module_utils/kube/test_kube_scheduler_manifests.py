@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the Kubernetes objects of the scheduler: a kube-scheduler with our extender (the HTTP service that it calls for
 pods with GPUs), and webhooks that change and check pods. A dialect is the set of resource names by which one project,
-such as HAMi, requests parts of GPUs. tests/e2e_scheduler applies them to a real API server.
+such as HAMi, requests parts of GPUs. tests/e2e_scheduler applies the objects to a real API server.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def test_webhooks_fail_closed_only_with_match_conditions(conditions, closed, pol
                 continue
             if "plans." in hook["name"]:
                 # A pod that is created with a plan (the annotation with its allocated devices) could take devices of
-                # others, so no label may exempt it from this webhook. A CREATE request has no oldObject, so its
-                # condition must not use it.
+                # others, so no label may exempt it from this webhook. A CREATE request has no oldObject, so
+                # the condition of its webhook must not use oldObject.
                 assert "objectSelector" not in hook and "namespaceSelector" not in hook
                 created = hook["rules"][0]["operations"] == ["CREATE"]
                 assert not conditions or ("oldObject" in hook["matchConditions"][0]["expression"]) != created

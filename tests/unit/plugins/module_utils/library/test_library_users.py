@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which installed versions of the library are in use, so that they must not be removed: by memory maps and mounts
-of processes and by the records of the device plugin. /proc is simulated, except for one test with a real mount.
+"""Tests which installed versions of the library are in use and must not be removed. Memory maps and mounts of processes
+and the records of the device plugin show this. /proc is simulated, except for one test with a real mount.
 """
 
 from __future__ import annotations

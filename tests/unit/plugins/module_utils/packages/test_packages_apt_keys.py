@@ -30,7 +30,7 @@ KEY = base64.b64decode(
 )
 KEY_ID = "BB80DF56D1156847"
 
-# If one byte of its body is changed, it is another key.
+# With one changed byte in its body, the text is another key.
 OTHER = KEY[:20] + bytes([KEY[20] ^ 1]) + KEY[21:]
 ARMOUR = (
     b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n"

@@ -297,7 +297,7 @@ def test_record_of_an_earlier_version_is_read(host: Host) -> None:
 
 def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
     """An earlier version wrote a repository file of the same name with another text, and its record does not list the
-    file. It must still be replaced and removed."""
+    file. The file must still be replaced and removed."""
     (host.folder / "ours.repo").write_text("[ours]\n")
     old = {"manager": host.manager, "packages": ["a"], "locks": []}
     (host.folder.parent / "record.json").write_text(json.dumps(old))

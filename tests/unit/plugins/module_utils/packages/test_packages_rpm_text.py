@@ -112,7 +112,7 @@ SEARCH = """<?xml version='1.0'?>
 
 def test_output_of_zypper_and_rpm_is_parsed() -> None:
     assert rpm_text.parse_zypper_search(SEARCH) == {"a": ["1.1-1"]}
-    # The query ends each line with a newline, which dnf 5 needs. dnf 4 adds a newline of its own, so it prints empty
+    # The query ends each line with a newline, which dnf 5 needs. dnf 4 adds a second newline, so its output has empty
     # lines.
     assert rpm_text.parse_versions("a 0:1-1\n\nb 3:1-1\n\n") == {"a": ["1-1"], "b": ["3:1-1"]}
     assert rpm_text.parse_versions("a 1-1\nwarning: some words here\na 2-1\na 1-1\nb 3:1-1\n") == {
@@ -145,8 +145,8 @@ def test_signatures_are_checked_only_if_the_repository_has_a_key() -> None:
     with_key = rpm_text.repository_file("vgpu-x", source, "/etc/pki/rpm-gpg/vgpu-x.asc")
     assert "gpgcheck=1\n" in with_key and "repo_gpgcheck=1\n" in with_key
     assert "gpgkey=file:///etc/pki/rpm-gpg/vgpu-x.asc\n" in with_key
-    # The repository file contains the address of the key, although it uses the copied key: so another address changes
-    # the text of the file, and the role writes it again.
+    # The package manager uses the copied key, but the file also contains the key's address. So if the address changes,
+    # the text of the file changes, and the role writes the file again.
     assert "https://m.example.com/k" in with_key
     # A key that is given as text is written to a file of its own, not into the repository file. The text may begin with
     # an empty line, which a template added.

@@ -75,7 +75,7 @@ STATES = [
     ({"docker.info.DefaultRuntime": "runc"}, "container_runtime", "the running daemon has default-runtime"),
     ({"docker.info.Runtimes": {"runc": {"path": "runc"}}}, "container_runtime", "runtimes.nvidia"),
     ({"docker.info": None}, "container_runtime", "restart docker.service, which does not answer"),
-    # A stopped or disabled docker is the reason only if nothing else differs.
+    # A stopped or disabled docker is the step's reason only if nothing else differs.
     (
         {(*DOCKER, "active"): False, "docker.info": None},
         "container_runtime",
@@ -100,7 +100,7 @@ STATES = [
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
     ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
     ({"vcuda.closed": ["0.1.0-new"]}, "vcuda", "let every user read"),
-    # The unit of the arbiter is the reason only if nothing else differs.
+    # The unit of the arbiter is the step's reason only if nothing else differs.
     (
         {ARBITER_FILE: None},
         "vcuda",

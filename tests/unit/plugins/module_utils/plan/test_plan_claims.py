@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of a host whose pods get GPUs by ResourceClaims (dynamic resource allocation): the requirements of the
-host, and the refusal to give up this allocation while claims are in use.
+"""Tests the plan (the roles to run, with their changes) of a host whose pods get GPUs by ResourceClaims (dynamic
+resource allocation): the requirements of the host, and the refusal to give up this allocation while claims are in use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REFUSED = [
     ({}, {OLD_CONTAINERD: "1.6.20~ds1-1"}, "containerd 1.6 has no CDI"),
     ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "version = 2\n"}, "needs enable_cdi = true"),
     ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "  enable_cdi = true\n"}, ""),
-    # If several tables have the key, the last value counts.
+    # If several tables have the key enable_cdi, the last value counts.
     ({}, {OLD_CONTAINERD: "1.7.24-1", "containerd.config_text": "enable_cdi = false\nenable_cdi = true\n"}, ""),
     (
         {},
@@ -64,7 +64,7 @@ WARNED = [
     ({"kubelet": (1, 35)}, "DRAConsumableCapacity"),
     ({"kubelet_engine": {"engine": "docker"}}, "cri-dockerd"),
     (allocations(("kubelet", ""), ("lease", "")), "containers with slices from the device plugin: 1;"),
-    # The node allocated by claims before, so no container has slices from the device plugin.
+    # The node already allocated by claims, so no container has slices from the device plugin.
     ({**allocations(("kubelet", "")), "node_config.text": WITH_CLAIMS}, ""),
     # A file that cannot be read configures no claims.
     ({**allocations(("kubelet", "")), "node_config.text": "not json"}, "slices from the device plugin: 1;"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the role device_plugin: conflicts with other device plugins, a DaemonSet instead of a service, a
-driver that does not work, and containers that lose their slices (parts of a GPU) by a change.
+"""Tests the plan (the changes that a run would make) of the role device_plugin: conflicts with other device plugins, a
+DaemonSet instead of a service, a driver that does not work, and containers that lose their slices (parts of a GPU) by a
+change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of hosts with docker: restarts of docker that the variables do not allow, faults in daemon.json, and
-unusual installations of docker.
+"""Tests the plan (the roles to run, with their changes) of hosts with docker: restarts of docker that the variables do
+not allow, faults in daemon.json, and unusual installations of docker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, s
     for words, told in ((fault, found["errors"]), (note, found["warnings"])):
         assert len(told) == bool(words)
         assert words in "".join(told)
-    # A restart that is allowed and stops containers, or may stop some, is marked.
+    # An allowed restart that stops or may stop containers is marked as a disturbance.
     marked = [step["disturbs"] for step in found["steps"] if step["role"] == "container_runtime"]
     assert fault or marked == [bool(note)]
 

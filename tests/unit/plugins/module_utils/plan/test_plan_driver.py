@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the role nvidia_driver on a Debian 12 host with a T4: the changes, the refusals, and whether a
-change disturbs running work.
+"""Tests the plan (the changes that a run would make) of the role nvidia_driver on a Debian 12 host with a T4: the
+changes, the refusals, and whether a change disturbs running work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests what the plan says about memory enforcement (by the driver or by the library): one line, and an error if
-vgpu_memory_enforcement is "driver" but the host's driver cannot enforce limits.
+"""Tests what the plan (the changes that a run would make) says about memory enforcement (by the driver or by the
+library): one line, and an error if vgpu_memory_enforcement is "driver" but the host's driver cannot enforce limits.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ ROWS = [
     (UNTRIED, "the device plugin probes the driver's limits when it starts", False),
     ({"nvml.driver_version": "580.95.05"}, "driver branch 580 has no memory limits", False),
     ({"pci_gpus": VOLTA}, "the Volta GPU at 0000:01:00.0 is older than Turing", False),
-    ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x1eb8"}]}, "read back", True),  # a T4, which is a Turing
-    # No driver answers, so its branch is not known and refuses nothing.
+    ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x1eb8"}]}, "read back", True),  # a T4, a Turing GPU
+    # No driver answers, so its branch is unknown and is no reason to refuse limits.
     ({"nvml.driver_version": None}, "read back", True),
     ({"driver.open_module": False}, "the proprietary kernel modules have no such limits", False),
     ({"driver.registry": "PowerMizerEnable=1;RmMemacctMode=0"}, "RmMemacctMode=0", False),
-    ({"driver": {"loaded_version": "615.71.09", "nouveau": False}}, "read back", True),  # More is not known.
+    ({"driver": {"loaded_version": "615.71.09", "nouveau": False}}, "read back", True),  # The other facts are unknown.
     ({"driver.cgroup2": False}, "version 2 of control groups alone", False),
     ({"driver.controllers": []}, "the driver counts memory by the controller dmem (CONFIG_CGROUP", False),
     (

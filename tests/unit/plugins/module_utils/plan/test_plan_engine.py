@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the role container_runtime for engines other than docker: containerd, CRI-O, k3s and RKE2."""
+"""Tests the plan (the changes that a run would make) of the role container_runtime for engines other than docker:
+containerd, CRI-O, k3s and RKE2."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WANTED = {
 PLAIN = "version = 2\n"
 SYSTEMD = containerd_text.Desired(systemd_cgroup=True)
 OURS = containerd_text.merge(PLAIN, SYSTEMD)[0]
-# containerd's configuration in format 3, which imports a folder, so our part can be a file of its own there
+# containerd's configuration in format 3, which imports a folder, so our part can be a separate file in the folder
 THREE = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
 UP = {"present": True, "active": True, "started": 1000.0}
 
@@ -46,7 +47,7 @@ HOSTS = [
     (state(PLAIN, unit={}), {"restart": "never"}, "set plugins", ""),
     # A run was killed after it wrote the file and before the restart of containerd.
     (state(OURS, **{RECORD: {"mtime": 2000.0}}), {}, "restart containerd.service", ""),
-    # A file of the same time was there when containerd started.
+    # If the file has the start time of containerd, containerd has read the file.
     (state(OURS, **{RECORD: {"mtime": 1000.0}}), {}, "", ""),
     # Without a record the role wrote nothing, so containerd has read everything, no matter when it started.
     (state(OURS, unit={**UP, "started": 0.5}, **{RECORD: None}), {}, "", ""),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of the sharing modes MIG (hardware partitions of a GPU) and MPS (a daemon of NVIDIA that runs several
-programs on a GPU at once), and of the time slice (the time for which a process gets the GPU): changes, errors, and
-whether running work is disturbed.
+"""Tests the plan (the changes that a run would make) of the sharing modes MIG (hardware partitions of a GPU) and MPS (a
+daemon of NVIDIA that runs several programs on a GPU at once), and of the time slice (the time for which a process gets
+the GPU): changes, errors, and whether running work is disturbed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ MPS = [
     ({}, {("units", mps.UNIT, "started"): 0.5}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "stale"): True}, [f"restart {mps.UNIT}"], "", True),
     ({}, {("units", mps.UNIT, "started"): 1.5}, [], "", False),
-    # A file of the same time was there when the service started.
+    # If the file has the start time of the service, the service has read the file.
     ({}, {("units", mps.UNIT, "started"): 1.0}, [], "", False),
     # Without vgpu_split_count and mps_replicas each GPU has two clients.
     (
@@ -188,7 +188,7 @@ RECORD = {"__mig_record": "/r"}
 # columns: variables, GPU of the host, whether the role has a record of its changes; whether an error refuses the GPU
 BOTH_WAYS = [
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),
-    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # An interrupted run left this.
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # left by an interrupted run
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, IN_MIG, False, False),
     ({**RECORD, "mig_state": "absent"}, IN_MIG, True, False),
     ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # No record, so somebody else set up MIG.

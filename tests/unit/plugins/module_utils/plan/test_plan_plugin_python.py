@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which Python runs the device plugin on a host. A table of systems or the variable device_plugin_python selects
-it. The plan refuses a Python that is too old or missing.
+it. The plan (made before a run changes anything) refuses a Python that is too old or missing.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def test_absent_reverts_the_recorded_packages(there, expected):
 )
 def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, changes):
     wanted = {"state": "present", "geometry": WANTED, "boot": True, "python": python, "record": ""}
-    # The files on the disk name /usr/bin/python3, so another Python is one change.
+    # The files on the disk name /usr/bin/python3, so a different Python means one change.
     assert len(plan_modes.mig(wanted, {**AS_WANTED, "os": system}, {}).changes) == changes
     chosen = plugin_python.small_program(system, python)
     assert chosen in mig_unit.files(WANTED, chosen)[mig_unit.UNIT_PATH]

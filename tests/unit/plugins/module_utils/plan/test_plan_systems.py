@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan of hosts with Rocky and SLES: a bare host, a host with Docker's own packages, a host that needs no
-change, and a host whose driver version changes.
+"""Tests the plan (the roles to run, with their changes) of hosts with Rocky and SLES: a bare host, a host with Docker's
+own packages, a host that needs no change, and a host whose driver version changes.
 """
 
 from __future__ import annotations

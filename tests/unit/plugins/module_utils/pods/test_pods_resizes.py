@@ -140,7 +140,7 @@ COUNTED = [
         noted(plan=[(A, 1, 1)], given=[(A, 500, 5), (B, 9, 9)], former=[(A, 900, 1), (B, 1, 90)]),
         [(A, 900, 5), (B, 9, 90)],
     ),
-    # A resize normally stays on its GPU. If the former devices are on another GPU, they still count there.
+    # A resize normally stays on its GPU. If a former device is on another GPU, it still counts on that GPU.
     (noted(plan=[(A, 1, 1)], given=[(A, 5, 5)], former=[(B, 7, 7)]), [(A, 5, 5), (B, 7, 7)]),
 ]
 
