@@ -37,7 +37,7 @@ def options() -> dict[str, dict[str, Any]]:
 
 @functools.lru_cache(maxsize=None)
 def kinds() -> dict[str, Kind]:
-    """Maps every variable of every role to its kind, which checks its values."""
+    """Maps every variable of every role to its kind, the object that checks its values."""
     return {name: option_kinds.kind_of(name, option) for name, option in options().items()}
 
 
@@ -57,7 +57,9 @@ def base(loader: Any) -> dict[str, Any]:
 
 
 def _load(loader: Any, path: str) -> Any:
-    """Loads a YAML file of the collection. From 2.19 on, ansible-core evaluates only templates marked as trusted."""
+    """Loads a YAML file of the collection and marks its templates as trusted. From 2.19 on, ansible-core evaluates no
+    others; before, it has no such mark.
+    """
     try:
         return loader.load_from_file(path, trusted_as_template=True)
     except TypeError:

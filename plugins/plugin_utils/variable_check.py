@@ -99,7 +99,7 @@ class Check:
         return [Mistake(finding, source, names) for (finding, source), names in found.items()]
 
     def with_sources(self, findings: Iterable[tuple[Kin, Finding]]) -> list[Mistake]:
-        """Returns findings with their sources, each once."""
+        """Returns one mistake for each finding and source of the variable's value, with the affected hosts."""
         found: dict[tuple[Finding, Source | None], list[str]] = {}
         for kin, finding in findings:
             name = head(finding.path)
@@ -127,7 +127,9 @@ class Check:
         return list(found.values())
 
     def kubeconfigs(self, kins: list[Kin]) -> list[str]:
-        """Returns the kubeconfig files that these hosts name, each once, without names that depend on facts."""
+        """Returns the kubeconfig files that the hosts' variables name, each once. Omits a path that depends on facts,
+        because it is not known yet.
+        """
         found = {}
         for kin in kins:
             values = Values(self, kin.variables)
@@ -258,7 +260,9 @@ class Values:
 
 
 def closure(values: Any, variables: dict[str, Any]) -> set[str]:
-    """Returns the words in the templates of the values, and in the templates of the variables that these words name."""
+    """Returns every name that the values may depend on: the words in their templates, the words in the templates of the
+    variables with these names, and so on.
+    """
     found: set[str] = set()
     waiting = [text for value in values for text in templates(value)]
     while waiting:
@@ -266,7 +270,7 @@ def closure(values: Any, variables: dict[str, Any]) -> set[str]:
             if word not in found:
                 found.add(word)
                 waiting += templates(variables.get(word))
-    # All hosts have the same value of groups, so this name cannot distinguish kinds of hosts.
+    # The variable ``groups`` has the same value on all hosts, so it cannot distinguish kinds of hosts.
     return found - {"groups"}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the table of measurements, and the amount of measuring in each of three forms of a run: short, bench and
-long.
+"""The rows of the table that `make bench` prints. A run has the form short, bench or long, which sets the size of each
+measurement, such as its repetitions.
 
 A goal is the desired value, and a gate is a bound whose violation fails the test. Both were set in the project's plan.
 "The library" is libvgpu, which intercepts CUDA calls. In its rows the values of other projects are our measurements of
@@ -82,7 +82,7 @@ FIGURES = {
     "replaced": Figure(
         "1 of 4 processes killed and replaced at once",
         "0 bytes leaked, no survivor stalls",
-        "0 of 600 kills, at 50 to 66 ms each",
+        "no stall in 600 kills; 50 to 66 ms a kill",
     ),
     "early": Figure("a process killed during its start", "the next start is not delayed", "329 s, then a crash"),
     "each": Figure(

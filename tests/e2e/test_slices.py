@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods that get slices (parts of a node's GPUs), by the simulated driver's memory usage and the kubelet's
-checkpoint.
+"""Tests pods that get slices (parts of a node's GPUs). The tests read the simulated driver's memory usage and the
+kubelet's checkpoint.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_deleted_pod_frees_its_slice(node, pod):
     one.wait_log(r"^took 500: 0$")
     (taken,) = ids_of(node)
     one.delete()
-    until(lambda: not used(node), "driver without used memory")
+    until(lambda: not used(node), "driver that reports no used memory")
     # Four pods run at the same time, so the deleted pod keeps no slice.
     again = [pod(f"after-{n}", WAIT) for n in range(SPLIT)]
     for each in again:
@@ -106,7 +106,7 @@ def test_two_containers_of_a_pod_have_a_limit_each(cluster, node):
 
 
 def test_more_slices_than_gpus_is_refused_with_the_reason(node, pod):
-    """A container that requests two slices of one GPU is refused, instead of silently getting a single share."""
+    """A container that requests two slices of one GPU is refused. It must not start with the limits of one slice."""
     one = pod("greedy", WAIT, slices=2).wait_phase("Failed")
     status = one.object()["status"]
     assert status["reason"] == "UnexpectedAdmissionError"

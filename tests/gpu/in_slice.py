@@ -4,9 +4,9 @@
     in_slice.py --memory-mib 12288 --sm 50 -- python3 tests/gpu/workloads/run.py --label slice --out results
     in_slice.py --memory-mib 6144 --oversold 10240 -- python3 …
 
-The slice has the files and the environment of a container, but no mounts. So it shows what the library costs and
-limits, but it isolates nothing. A node that ``site.yml`` has prepared uses ``vgpuctl exec`` instead. The exit status is
-that of the command, or 2 if there is no slice.
+The slice has the files and the environment of a container, but no mounts. So the run shows what libvgpu.so costs and
+limits, but nothing isolates the command. On a node that ``site.yml`` has prepared, use ``vgpuctl exec`` instead. The
+exit status is that of the command, or 2 if there is no slice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--memory-mib", type=int, required=True, help="memory of the slice")
     parser.add_argument("--sm", type=int, default=100, metavar="PERCENT", help="share of the SMs (default: no limit)")
     parser.add_argument("--policy", default="force", choices=sorted(host.layouts.fields.CORE_POLICIES))
-    parser.add_argument("--arbiter", action="store_true", help="run vgpu-arbiter meanwhile, as a node does")
+    parser.add_argument("--arbiter", action="store_true", help="run vgpu-arbiter too, which balances compute time")
     parser.add_argument(
         "--oversold",
         type=int,
         metavar="FREE_MIB",
-        help="let the slice use host memory, and fill the GPU until only FREE_MIB are free; at least the slice's size",
+        help="let the slice use host memory, and fill the GPU except for FREE_MIB (at least --memory-mib)",
     )
     parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="number of the GPU in NVML's order")
     parser.add_argument("--library", type=Path, help="use this libvgpu.so instead of building one")
@@ -43,7 +43,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     given = parser.parse_args(words)
     if given.memory_mib < 1 or not 1 <= given.sm <= 100:
         parser.error("expected --memory-mib of at least 1 and --sm from 1 to 100")
-    # More managed memory than the GPU has free may hang a GPU; the slice's host memory is managed memory.
+    # The slice's host memory is managed memory. More of it than the GPU has free may hang the GPU.
+    # So FREE_MIB must be at least the slice's memory.
     if given.oversold is not None and given.oversold < given.memory_mib:
         parser.error(f"--oversold {given.oversold}: expected at least --memory-mib {given.memory_mib}")
     given.folder = given.folder.resolve()

@@ -44,7 +44,7 @@ class NotStarted(Exception):
 
 
 class Node:
-    """A node whose files lie in a folder."""
+    """The programs of a node, with all their files in one folder."""
 
     def __init__(self, folder: Path, split: int) -> None:
         self.folder = folder

@@ -55,8 +55,7 @@ def test_several_files_need_one_call(place: Workplace, tmp_path: Path) -> None:
     assert (host / "etc/old").stat().st_mode & 0o777 == 0o600
     again = task(place, "node_files", {"files": files})
     assert (changed(again), again.calls) == (False, {"one": 1})
-    # The module removes a file that matches the pattern and is no longer listed. A file of another owner does not match
-    # and stays.
+    # The module removes each file that matches the pattern and is not listed. All other files stay.
     (host / "new/folder/theirs.yaml").write_text("theirs")
     (host / "new/folder/theirs.txt").write_text("theirs")
     exact = {"files": {}, "exact": [str(host / "new/folder/*.yaml")]}
@@ -157,14 +156,14 @@ def test_library_is_sent_only_to_hosts_without_it(place: Workplace, tmp_path: Pa
     mended = task(place, "vcuda_library", desired)
     assert (changed(mended), mended.calls) == (True, {"one": 2})
     assert (root / "current" / "libvgpu.so").read_text() == "int vgpu;\n"
-    # Containers mount the folder, and their users may not be root.
+    # Containers mount the folder, so users other than root must be able to read it.
     (root / "1").chmod(0o700)
     predicted = task(place, "vcuda_library", desired, "--check")
     assert (changed(predicted), (root / "1").stat().st_mode & 0o777) == (True, 0o700)
     opened = task(place, "vcuda_library", desired)
     assert (changed(opened), opened.calls, (root / "1").stat().st_mode & 0o777) == (True, {"one": 1}, 0o755)
     assert not changed(task(place, "vcuda_library", desired, "--check"))
-    # The switch needs no archive, as in an upgrade's rollback.
+    # A switch to a version that the node has needs no archive. An upgrade's rollback relies on this.
     (root / "current").unlink()
     back = task(place, "vcuda_library", {"version": "1", "root": str(root)})
     assert (changed(back), back.calls) == (True, {"one": 1})

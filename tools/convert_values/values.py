@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads values of other projects' files: numbers in quotes, texts that contain YAML, nested keys as paths."""
+"""Reads the settings in other projects' files: converts quoted integers and booleans, parses texts that contain YAML,
+and names nested settings by dotted paths.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def as_text(value: Any) -> str:
 
 
 def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted path, value) for every value that is not a mapping; a list is one value, except extraArgs."""
+    """Yields (dotted path, value) for every value that is neither a mapping nor empty. A list is one value, but each
+    entry of a list ``extraArgs`` is a value with a path such as ``extraArgs[0]``.
+    """
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves_of(inner, f"{path}.{key}" if path else str(key))

@@ -14,7 +14,7 @@ struct sim_self {
     /* Value that this process stores in the host's lock when it takes the lock: see lock.c. */
     uint32_t word;
     enum sim_role role;
-    /* Serial under which this process or its ancestor first registered; a forked child keeps it. */
+    /* sim_proc.serial of this process's first registration. A forked child keeps the value of its parent. */
     uint64_t creator;
     _Atomic unsigned forks;
 };
@@ -69,7 +69,8 @@ void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
 /* Stores in `groups` the control groups of this process. Reads files, so the caller must not hold the lock. */
 void sim_groups_of_self(uint64_t groups[SIM_DEPTH]);
-/* Sets the limit that a new group inherits. The caller must hold the lock. */
+/* If `gpusimctl memacct-stale` requests it, gives a new group the limit of a removed group. The caller must hold the
+ * lock. */
 void sim_group_joined(int slot);
 /* True if the limits of this process's control groups allow `bytes` more bytes. The caller must hold the lock. */
 bool sim_group_allows(int gpu, uint64_t bytes);
@@ -79,12 +80,12 @@ bool sim_group_skips(int gpu);
  * hold the lock. */
 uint64_t sim_group_cap(int gpu, uint64_t *used);
 
-/* shared.c: returns the bytes on a GPU that a dying process exported and other processes still use. The caller must
- * hold the lock. */
+/* Defined in shared.c: returns the bytes on a GPU that a dying process exported and other processes still use.
+ * `serial`: the process's sim_proc.serial. The caller must hold the lock. */
 uint64_t sim_shared_leave(uint64_t serial, int gpu);
 
 /* Defined in engine.c: */
 void sim_engine_reset(int gpu, uint64_t now, uint64_t seed);
-void sim_channel_free(int gpu, int channel); /* Frees a channel. The caller must hold the lock. */
+void sim_channel_free(int gpu, int channel); /* A channel is a context on a GPU. The caller must hold the lock. */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MIG profiles of each model, as `nvidia-smi mig -lgip` and `-lgipp` list them: names, ids, counts, memory, engines,
- * placements.
+ * MIG profiles of the GPU models with MIG, as `nvidia-smi mig -lgip` and `-lgipp` list them: names, ids, counts,
+ * memory, engines, placements.
  *
  * A row is one profile. Each of these models has seven profiles. Their ids, NVML profile numbers and placements (memory
  * slices 0 to 7) are the same on all models and only the sizes differ, so a macro writes them. nvml_profile is a value

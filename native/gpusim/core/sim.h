@@ -93,18 +93,19 @@ uint64_t sim_instance_total(int gpu, int gi);
 
 /* ---- memory limits of control groups (groups.c) ------------------------------------------------------------------ */
 
+/* The profile selects one of the kernel's controllers misc and dmem (groups.c). Some answers exist only with one. */
 enum sim_group_answer {
     SIM_GROUP_OK = 0,
     /* The soft limit is above the hard limit, or a limit is above the GPU's memory. */
     SIM_GROUP_ARGUMENT,
-    /* The GPU counts no memory for groups or uses MIG, or the group is the root group. misc: no group up to the root
-     * has a limit (get only). */
+    /* The group is the root group, or the GPU uses MIG or counts no memory for groups. misc: sim_group_get() found no
+     * limit of the group or of a group above it. */
     SIM_GROUP_UNSUPPORTED,
-    /* dmem: the controller is not on for the group. */
+    /* dmem: the controller is not enabled for the group. */
     SIM_GROUP_NOT_FOUND,
     /* The path cannot be opened. */
     SIM_GROUP_PATH,
-    /* The path is no control group; misc: the limit is below the current usage. */
+    /* The path is no control group, or the table of limits is full. misc: the new limit is below the current usage. */
     SIM_GROUP_REFUSED,
 };
 /* The path is that of the group's folder as the caller sees it. Both functions take the lock themselves. */
@@ -128,11 +129,11 @@ int sim_shared_find(int handle, struct sim_shared *what);
  * on failure. */
 void *sim_shared_import(int index);
 void sim_shared_drop(void *hold);
-/* Releases a block for its exporting process. Returns true if other processes still use the block: its memory stays in
+/* Ends the exporting process's use of a block. Returns true if other processes still use the block: its memory stays in
  * use, and the exporting process is no longer charged for it. */
 bool sim_shared_release(int index);
-/* Returns the bytes of a GPU that no process is charged for. With reap it first frees blocks that no process uses. The
- * caller must hold the lock. */
+/* Returns the bytes of a GPU that no process is charged for. If reap is true, first frees the blocks that no process
+ * uses. The caller must hold the lock. */
 uint64_t sim_shared_orphans(int gpu, bool reap);
 
 /* ---- time (clock.c) ------------------------------------------------------------------------------------------ */
@@ -151,10 +152,10 @@ uint64_t sim_slice_ns(int gpu);
 /* Opens a channel and returns its number, or -1 with sim_error(). This and the functions below take the lock. */
 int sim_channel_open(int gpu);
 void sim_channel_close(int gpu, int channel);
-/* Queues a copy of *work; blocks while the queue is full. If overwritten is not NULL, it receives the old entry that
- * was replaced (its tag and finish). Returns the sequence number, or 0 if the GPU is lost. */
+/* Queues a copy of *work as an item; blocks while the queue is full. The item overwrites an old one in the channel's
+ * ring. If overwritten is not NULL, it receives the old item. Returns the sequence number, or 0 if the GPU is lost. */
 uint64_t sim_submit(int gpu, int channel, const struct sim_work *work, struct sim_work *overwritten);
-/* True if the item is done. *finish (may be NULL) receives its end, or 0 if the entry is no longer in the ring. */
+/* True if the item is done. If finish is not NULL, it receives the end; 0: the item is not done or was overwritten. */
 bool sim_work_done(int gpu, int channel, uint64_t seq, uint64_t *finish);
 /* True if all earlier items of the item's stream are done. */
 bool sim_work_reached(int gpu, int channel, uint64_t seq);

@@ -12,8 +12,8 @@ static struct nvml_device mig_devices[NVML_MAX_GPUS][SIM_MAX_GI][SIM_MAX_CI];
 static int visible[NVML_MAX_GPUS]; /* The GPU's index in sim_state.gpus for each NVML index. */
 static unsigned visible_count;
 
-/* Lists the visible GPUs. As in the driver, only nvmlInit does so, so a process sees a device node that appears later
- * only after a new nvmlInit. */
+/* Lists the visible GPUs. As in the driver, only nvmlInit updates this list. So if a device node appears later, the
+ * process sees its GPU only after a new nvmlInit. */
 void nvml_enumerate(void)
 {
     visible_count = 0;

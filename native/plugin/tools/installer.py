@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the wheels of the archive that contains this program into <root>/<version>, a virtual environment. It runs
-on a host without network.
+"""Installs wheels into the virtual environment <root>/<version>. The archive that contains this program also contains
+the wheels, so the host needs no network.
 
 The file .complete is written last, so an interrupted installation is repeated. The symlink <root>/current and the
-version that it points to stay unchanged. All other versions are removed, except the one just installed.
+version that it points to stay unchanged. All other versions except the installed one are removed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main() -> int:
         target = os.path.join(given.root, version)
         try:
             os.makedirs(given.root, exist_ok=True)
-            # If a run of site.yml is killed, its installer continues, and the installer of the next run would delete
-            # the files of the first. The lock ends with this process, and leaves no file.
+            # If a run of site.yml is killed, its installer continues. Without the lock, the next run's installer would
+            # delete the first one's files. The lock ends with its process and leaves no file.
             fcntl.flock(os.open(given.root, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
             if os.path.exists(os.path.join(target, ".complete")):
                 print(f"{target} is there")

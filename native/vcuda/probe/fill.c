@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks that fill a slice, the container's part of a GPU's memory, by one process alone and by four processes at once.
- * Together the processes must get exactly the limit.
+ * Two checks of the memory limit. One process alone, or four processes at once, fill a slice, the container's part of a
+ * GPU's memory. Together they must get exactly the limit.
  *
- * With oversubscription a slice may be larger than the card's free memory and cannot be filled. Then the granted memory
- * must stay below the limit, and the check is repeated with a limit of half the memory that the card gave, set by
- * CUDA_DEVICE_MEMORY_LIMIT.
+ * With oversubscription a slice may be larger than the card's free memory and cannot be filled. Then the check is
+ * repeated with a limit that can be reached: half the memory that the card gave, set by CUDA_DEVICE_MEMORY_LIMIT.
  */
 #include "probe.h"
 
@@ -76,7 +75,7 @@ static void fill_alone(const struct fill *fill)
     }
     uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
     CUresult past = cuda->mem_alloc(&pointer, 1);
-    /* Includes the context. Inside a slice this is the library's figure; an observer outside sees the driver's. */
+    /* NVML's figure of this process includes the context. In a slice the library returns it, not the driver. */
     bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
     result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? PASSED : VIOLATED, fill->limit, found, "bytes",
@@ -202,7 +201,7 @@ static void measure_four(const struct fill *fill)
         granted += board->granted[i];
         contexts += board->own[i];
         full += board->full[i];
-        /* In a small slice the last context may not fit, which also shows the limit. */
+        /* In a small slice the last context may not fit. This is no failure: the limit refused it. */
         failed += board->status[i] != CUDA_SUCCESS && board->status[i] != CUDA_ERROR_OUT_OF_MEMORY;
         contextless += board->status[i] == CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events. Through an event a lower package (folder of the sources) calls functions of higher packages without including
- * their headers. Each event has a table of the functions that are called. events.c defines these tables, each in its
- * required order. The tables are constants, so nothing is registered at run time. An allocation that fits and a launch
- * that need not wait cause no event.
+ * Events let a package (a folder of the sources) call functions of higher packages without including their headers.
+ * Each event has a table of the functions that are called. events.c defines these tables, each in its required order.
+ * The tables are constants, so nothing is registered at run time. An allocation that fits and a launch that need not
+ * wait usually cause no event.
  */
 #ifndef VGPU_EVENTS_H
 #define VGPU_EVENTS_H
@@ -19,12 +19,12 @@ struct device;
 struct leaving;
 
 extern const struct events {
-    /* An allocation does not fit, or the account (what this process is charged) is read together with NVML's figures.
-     * The functions uncharge memory that is no longer used. With `trim` they also release memory that the driver keeps
-     * for later allocations. */
+    /* The charge (the memory that this process is charged for) must be exact: for example, an allocation does not fit,
+     * or the charge is compared with NVML's figures. The functions uncharge memory that is no longer used. With `trim`
+     * they also release memory that the driver keeps for later allocations. */
     void (*reclaim[8])(bool trim);
-    /* The last thread in flight on a device (between a charge and the driver's return) has finished, and the charge has
-     * changed much since the last comparison with NVML. */
+    /* A thread has finished an allocation or a free on a device. Since the last comparison with NVML's figures, the
+     * charge has changed much, or may have. The function compares them again. */
     void (*charge_moved[4])(int device);
     /* The thread's current context has changed, or may have changed. */
     void (*context_changed[4])(void);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets and reads memory limits of control groups that the driver itself enforces (branch 615 and newer), and probes
-whether a host supports such limits. NVML has one call that sets the limits and one that reads them. Figures are bytes;
+"""Sets and reads memory limits of control groups. The driver itself enforces these limits (branch 615 and newer). Also
+probes whether a host supports them. NVML has one call that sets the limits and one that reads them. Figures are bytes;
 a group is named by the absolute path of its folder. The return values prove nothing: setting a limit may report success
 without an effect, and reading a group without a limit returns NOT_SUPPORTED. So the probe sets a limit on a new group
 and reads it back.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the isolation of one slice (share of a GPU), which the device plugin leases to the check. Inside the slice the
 check runs nvidia-smi and the probe, a program that tries to exceed the limits. Outside, it reads the host's NVML and
-the findings of the node's watcher, which looks for processes that bypass the library.
+the findings of the node's watcher, which looks for processes that bypass the library. On some hosts the driver
+enforces the memory limit, by the container's control group.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class SliceCheck:
         self._minors = [gpu["minor"]]
         self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
         every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
-        # Leave out mounts of /dev/null. Their paths only name a GPU to NVIDIA's runtime, and the process does not see
-        # them.
+        # Leave out mounts of /dev/null, which the process does not see. Their paths name a GPU to NVIDIA's runtime, if
+        # deviceListStrategy is volume-mounts.
         self._promised = [one for one in every if one.host_path != "/dev/null"]
         self._words = [one for one in every if one.host_path == "/dev/null"]
         paths = [one.container_path for one in self._promised]
@@ -94,7 +95,7 @@ class SliceCheck:
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self._by_driver = self._claimed.startswith("driver-") and self.runner.name != NAMESPACE
-        # The driver's limit for the container's control group at the container's first start.
+        # The driver's limit for the container's control group, as read at the container's first start.
         self._limit = driver_verdicts.DriverLimit(fault="the host did not read the limit")
         self.smi_table = ""
         # Bypasses that did not run, or ran too briefly for the watcher, because the time ``duration`` had passed.
@@ -124,7 +125,7 @@ class SliceCheck:
         sources = {one.container_path: one.host_path for one in self._promised}
         folder = sources.get(LIBRARY) or os.path.dirname(sources.get(OLD_LIBRARY, ""))
         if not folder:
-            raise RunnerError(f"the device plugin mounts no {LIBRARY}, so this GPU is not shared by vcuda")
+            raise RunnerError(f"the device plugin mounts no {LIBRARY}, so libvgpu.so does not share this GPU")
         return Mount(PROBE, os.path.join(folder, os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
@@ -225,8 +226,8 @@ class SliceCheck:
                 wanted = [one for one in driver_verdicts.OF_TENANTS if not named or one in named]
                 checks = [verdicts.check(one, verdicts.NOT_RUN, "", "", detail=str(fault)) for one in wanted]
         if seen[0].hard is None:
-            # If the driver has no limit, its limit cannot be tested. But a user who requested one of these checks by
-            # name must see that it did not run.
+            # The driver has no limit for this group, so there is nothing to test. But a user who requested one of these
+            # checks by name must see that it did not run.
             checks = [driver_verdicts.of_driver(self._claimed, seen[0], self._expected, one) for one in named]
             checks = [one for one in checks if one["name"] in driver_verdicts.OF_TENANTS]
         return [driver_verdicts.of_restart(self._claimed, self._limit, seen[0], self._expected), *checks]
@@ -267,12 +268,11 @@ class SliceCheck:
     def _try_bypasses(self, ways: list[str]) -> list[dict[str, Any]]:
         """Runs the bypasses. A bypass that must be prevented runs while another process fills the slice, because in a
         full slice it must get no memory. A bypass that cannot be prevented gets memory. So it runs in an empty slice,
-        where it takes no other container's memory. The exception, PAST_THE_SLICE, runs alone and only if no other slice
-        of the GPU is in use.
+        where it takes no other container's memory. PAST_THE_SLICE takes more than the slice's memory, so it runs alone,
+        and only if no other slice of the GPU is in use.
         """
         if self._by_driver:
-            # The driver enforces the limit, so in a full slice it refuses every bypass, and none can use another
-            # container's memory.
+            # The driver refuses memory over the limit to every bypass, so none can use another container's memory.
             checks = self._by_sum(self._try(ways))
             self.left_out += [one["name"] for one in checks if one["left_out"]]
             return checks

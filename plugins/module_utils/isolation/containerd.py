@@ -40,8 +40,8 @@ class ContainerdRunner(EngineRunner):
     def __init__(self, ctr: str, root: str, runtime: str, mounts: Sequence[Mount], environment: dict[str, str]) -> None:
         self._ctr = [ctr, "--namespace", NAMESPACE]
         self._root = root
-        # Allow new privileges, as docker does, so that a setuid program gets its owner's rights. Otherwise the probe's
-        # attempt to bypass the library by a setuid program would prove nothing.
+        # Allow new privileges, as docker does, so that a setuid program gets its owner's rights. Otherwise the probe
+        # could not test whether a setuid program bypasses the library.
         self._options = ["--rm", "--rootfs", "--allow-new-privs", "--runc-binary", runtime, "--label", f"{LABEL}=1"]
         for name, value in sorted(dict({"PATH": PATH, "HOME": "/"}, **environment).items()):
             self._options += ["--env", f"{name}={value}"]
@@ -96,8 +96,8 @@ class ContainerdRunner(EngineRunner):
 
 def remove_traces(ctr: str, over: str = "") -> bool:
     """Removes the containers of this run and of killed runs, and the namespace NAMESPACE if no run uses it. ``over``:
-    the id of a run that is known to have ended. Returns False if containerd did not list its containers; other faults
-    are not reported.
+    the id of a run that the caller knows to have ended. Returns False if containerd did not list its containers; other
+    faults are not reported.
     """
     ask = [ctr, "--namespace", NAMESPACE]
     try:

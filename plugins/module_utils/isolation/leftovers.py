@@ -55,7 +55,7 @@ def record(engine: str) -> str:
 
 
 def own_root() -> str:
-    """Returns the folder of this run's root for containerd."""
+    """Returns the folder with the root file system of this run's containers at containerd."""
     return f"{ROOTS}{run_id.own()}"
 
 
@@ -87,7 +87,7 @@ def _records(engine: str) -> list[str]:
 
 def _left(engine: str, client: str, former: bool) -> Leftover:
     """Returns the leftovers at an engine. ``former``: also those of former versions, which wrote no record. Raises
-    RunnerError if a record shows that the engine has leftovers and the engine does not list them.
+    RunnerError if an ended run left a record and the engine does not answer.
     """
     if engine == CONTAINERD:
         # For containerd it is enough to list the folders, because every container of a run has one.
@@ -162,7 +162,9 @@ def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[lis
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the objects that ``clean_up`` would remove, as far as the engines list them."""
+    """Returns the names of the objects that ``clean_up`` would remove. For an engine that does
+    not answer, returns the names of its record files instead.
+    """
     names: list[str] = []
     for engine in ENGINES:
         try:
@@ -173,8 +175,8 @@ def left_behind(params: Mapping[str, Any]) -> list[str]:
 
 
 def clean_up(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Removes leftovers at every engine of the host. An engine that does not answer is reported
-    from its records, which stay.
+    """Removes leftovers at every engine of the host. If an engine does not answer, its record files are kept, and are
+    reported instead of its leftovers.
     """
     all_gone: list[str] = []
     all_stays: list[str] = []

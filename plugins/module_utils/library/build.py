@@ -19,8 +19,7 @@ from typing import Sequence
 
 FILES = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter", "vgpu-limit-hook")
 MANIFEST = "manifest.json"
-# Number of lines of the compiler's output in an error. They are the last lines, because these contain the compiler's
-# message.
+# An error shows this many of the last lines of make's output, because they contain the compiler's message.
 LAST_LINES = 20
 
 

@@ -88,9 +88,9 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
     for role in ROLES:
         if variables.get(role + "_state") is None:
             continue
-        # Sharing modes other than vcuda need no library; an installed library stays for the containers that use it.
-        # Exception: if vgpu_memory_enforcement is driver, the role is needed, because the library's files include the
-        # hook that sets the driver's limits.
+        # Sharing modes other than vcuda need no library, so the role vcuda is left out; an installed library stays for
+        # the containers that use it. But ``vgpu_memory_enforcement: driver`` needs the role, because the role also
+        # installs the hook that sets the driver's limits.
         unused = settings["vgpu_sharing"] != "vcuda" and settings["vgpu_memory_enforcement"] != "driver"
         if role == "vcuda" and unused and variables["vcuda_state"] == "present":
             continue
@@ -112,7 +112,8 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
     comparison with this desired state.
     """
     roles = desired["roles"]
-    # Read the versions of all packages that the device plugin's Python may need, because its choice depends on them.
+    # The packages of the device plugin's Python depend on the host's system, which is not known yet. So read those of
+    # all systems.
     asked = [plugin_python.may_need(part["packages"]) for role, part in roles.items() if role == "device_plugin"]
     asked += [part.get("packages") or [] for role, part in roles.items() if role != "device_plugin"]
     packages = [name_of(package) for names in asked for package in names]
@@ -125,9 +126,9 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
             if roles["nvidia_driver"]["setup_record"]:
                 options["texts"].append(roles["nvidia_driver"]["setup_record"])
         if not roles["nvidia_driver"]["packages"]:
-            # The choice of the driver's packages needs the state of these packages.
+            # The choice of the driver's packages may depend on all packages that match these patterns.
             options["packages"] += driver_choice.PACKAGE_PATTERNS
-    # With vcuda, an unset key of the toolkit's file gives a warning, so read the file.
+    # With vcuda, the plan checks the container toolkit's file even if the role sets no key in it.
     if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or desired["sharing"] == "vcuda"):
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:

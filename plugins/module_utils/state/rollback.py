@@ -80,7 +80,7 @@ def kept(host: Host) -> dict[str, Any] | None:
     keys = ("library", "plugin", "node_config", "units")
     if not isinstance(found, dict) or not all(key in found for key in keys):
         return None
-    # A record of an older version has no configs and no daemonset. A rollback to such a record leaves the named
+    # An older version of this collection saved no configs and no daemonset. A rollback to such a point leaves the named
     # configurations and the DaemonSet file unchanged.
     return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
 
@@ -95,7 +95,7 @@ def proven(host: Host) -> bool:
 
 
 def _there(host: Host, point: dict[str, Any], library_root: str, plugin_root: str) -> bool:
-    """Returns whether the versions that the record names are still on the host."""
+    """Returns whether the rollback point's versions of library and plugin are still installed on the host."""
     library, plugin = point["library"], point["plugin"]
     whole = library is None or versions.is_whole(host, os.path.join(library_root, library))
     return whole and (plugin is None or plugin in versions.folders(host, plugin_root))

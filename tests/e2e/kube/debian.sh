@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Unpacks Debian's etcd and containerd into a cache and prints the folder of their programs. They are not installed,
-# because both packages would start a service on this machine.
+# Unpacks Debian's etcd and containerd into a cache and prints the folder of their programs. The packages are
+# not installed, because both would start a service on this machine.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${VGPU_E2E_CACHE:-$here/../../../.build/kube}

@@ -25,7 +25,7 @@ fi
 
 rm -rf "$work"
 mkdir -p "$work/debs" "$work/root/usr/bin" "$work/root/usr/sbin" "$work/root/usr/lib"
-# apt would download as the user _apt, which may not write below this folder; with -o it downloads as root.
+# apt would download as the user _apt, which may not write below this folder; the option makes it download as root.
 # shellcheck disable=SC2086 # a list of words is meant
 (cd "$work/debs" && apt-get -qq -o APT::Sandbox::User=root download $packages)
 

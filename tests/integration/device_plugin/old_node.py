@@ -48,7 +48,7 @@ class OldNode:
         os.replace(fresh, link)
 
     def use_arbiter(self) -> None:
-        """Stops the running arbiter, and starts the arbiter of the current version."""
+        """Stops the running arbiter, and starts the arbiter in the folder ``current``."""
         self.stop_arbiter()
         run = self.node.folder / "run"
         run.mkdir(exist_ok=True)
@@ -67,7 +67,7 @@ class OldNode:
         self.node.start()
 
     def reboot(self) -> None:
-        """Simulates a reboot: empties /run and removes the kernel's mounts."""
+        """Simulates a reboot: unmounts and deletes everything below /run, and starts the programs again."""
         self.node.end()
         self.stop_arbiter()
         run = self.node.folder / "run"

@@ -24,7 +24,8 @@ MIB = 1 << 20
 FOLDER = Path("/var/run/cdi")
 PROGRAM = "/usr/local/bin/vgpu-probe"
 HOLDER = "/usr/local/bin/holder"
-# podman requests the kernel's maximum limits by default; a machine without the right to raise limits refuses that.
+# By default podman raises a container's resource limits (ulimits) to the kernel's maximum. This fails on a machine
+# without the right to raise limits.
 LIMITS = [
     f"--ulimit={name}={value}:{value}"
     for name, value in (
@@ -176,7 +177,8 @@ def test_container_without_a_device_has_no_driver(node, image, served):
 
 
 def test_slice_is_used_on_one_side_only(node, image, served):
-    """A slice that a container outside Kubernetes uses is not advertised to the kubelet, and the reverse."""
+    """While a container outside Kubernetes uses a slice, no pod gets the slice. While a pod uses it, no container
+    outside Kubernetes can use it."""
     name = f"vgpu-test-{uuid.uuid4().hex[:8]}"
     mine = device(node, served, 1)
     slice_id = mine.partition("=")[2]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a tenant who tries to change the mounts of its allocation. The containers run with a real runc and have the
-mounts that a real device plugin responds with. Each attempt ends in one of three ways: the kernel refuses the attempt
+"""Tests a tenant who tries to change the mounts of its allocation. The containers run with a real runc and with
+the mounts from a real device plugin's response. Each attempt ends in one of three ways: the kernel refuses the attempt
 and the limit holds; the library refuses to create a context and states why; or the process has no library or reads
 forged files, which the node's watcher (a program that checks mounts and memory of containers) must find.
 """
@@ -103,8 +103,8 @@ class Tenant:
         return folder
 
     def _root(self, image: Callable[[Path], None] | None) -> Path:
-        """Creates a container's root folder with this machine's programs. The container may change all other
-        folders."""
+        """Creates a container's root folder. USER owns data, evil and tmp. begin() mounts this machine's programs,
+        read-only."""
         root = self.folder / f"root-{self._count}"
         for name in ("usr", "etc", "tmp", "run", "data", "evil"):
             (root / name).mkdir(parents=True)
@@ -136,7 +136,7 @@ class Tenant:
         host = [(f"/usr/{name}", f"/usr/{name}", True) for name in ("bin", "lib", "lib64", "sbin")]
         host += [(str(BUILD), str(BUILD), True), ("/eat", str(self.eater), True)]
         host += [(state, state, False), (profile, profile, True)]
-        # Runtimes mount the plugin's mounts and the pod's volumes in order of depth.
+        # As in a real runtime, a folder is mounted before the folders in it.
         mounts = sorted([*host, *self.mounts, *volumes], key=lambda one: one[0].count("/"))
         config["root"] = {"path": str(self._root(image)), "readonly": read_only}
         config["mounts"] += [
@@ -160,7 +160,6 @@ class Tenant:
             capabilities=capabilities,
             noNewPrivileges=user != 0,
         )
-        # The test deletes its container by name, so that no control group remains.
         (bundle / "config.json").write_text(json.dumps(config))
         name = f"vgpu-test-{os.getpid()}-{self.folder.name}-{self._count}"
         command = ["runc", "run", "--bundle", str(bundle), name]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver reserves memory for graphs that allocate. This memory is charged and counts against the limit; a trim
-releases it and ends the charge. Strings such as ``launch-graph 30 0`` (launch the graph in register 30) are commands to
-programs/puppet.c."""
+"""Tests graphs that allocate memory. The driver keeps a reserve for them, which the library charges, so that it counts
+against the limit. A trim (cuDeviceGraphMemTrim) releases the unused reserve, and with it the charge. Strings such as
+``launch-graph 30 0`` (launch the graph in register 30) are commands to programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_graph_memory_is_charged(host: Host, made: str, route: str) -> None:
     puppet = host.puppet(route).start()
     before = host.on_card()
     say(puppet, *MADE[made])
-    assert host.charged() == host.on_card() == before, "a memory node must be charged nothing before an instantiation"
+    assert host.charged() == host.on_card() == before, "a memory node was charged before its graph was instantiated"
     say(puppet, "instantiate 30 10 0", "launch-graph 30 0", "sync")
     assert host.on_card() >= before + SIZE, "the driver took no memory, so the test proves nothing"
     assert host.charged() == host.on_card()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the library on a driver that limits the GPU memory of the container's control group (driver branch 615).
 
-A card is oversold if its slices (the containers' parts of it) are together larger than its memory. Memory of these
-slices spills to host memory only if the card is full. Memory that is shown as free can be allocated. The tests compare
-the library's figures with those of the simulated driver."""
+A card is oversold if its slices (the containers' parts of it) are together larger than its memory. The tests require
+that memory of these slices spills to host memory only if the card is full, and that memory that is shown as free can be
+allocated. They compare the library's figures with those of the simulated driver."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ WAYS = ["plain", "pooled", "pitched", "created"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_shown_as_free_can_be_allocated(host: Host, container, way: str) -> None:
-    """The driver's limit is 30 MiB smaller than the slice. After the driver has refused an allocation, NVML shows these
-    30 MiB as used."""
+    """The driver's limit is 30 MiB smaller than the slice. The library learns this when the driver refuses an
+    allocation, and from then on makes NVML show these 30 MiB as used."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()
@@ -206,13 +206,13 @@ def test_memory_shown_as_free_can_be_allocated(host: Host, container, way: str) 
 
 
 def test_memory_info_updates_the_used_figure(host: Host, container) -> None:
-    """If the driver's limit is below the slice's size, NVML shows the difference as used. The library learns
-    the limit from cuMemGetInfo, so each call of that function updates the difference."""
+    """If the driver's limit is below the slice's size, the library makes NVML show the difference as used. Each call of
+    cuMemGetInfo updates the difference, even if no allocation was refused."""
     one = container("one", 200, device={"card_bytes": SMALL})
     one.hold(170 * MIB)
     one.start()
     assert one.shown_by_nvml() == [200 * MIB, CONTEXT, 196 * MIB], (
-        "before the first cuMemGetInfo NVML must show the ledger, because the driver's limit is unknown"
+        "before the first cuMemGetInfo the driver's limit is unknown, so NVML must show the ledger's figure"
     )
     assert one.ask("cu.info()") == [166 * MIB, 200 * MIB]
     assert one.shown_by_nvml() == [200 * MIB, 34 * MIB, 166 * MIB]
@@ -233,8 +233,8 @@ def test_driver_limit_above_the_slice_does_not_shrink_it(host: Host, container) 
 
 
 def test_without_a_driver_limit_nvml_shows_the_ledger(host: Host, container) -> None:
-    """On a driver without a limit, NVML shows only the memory that the slice itself uses, even if a neighbour has
-    filled the card."""
+    """On a driver without a limit, the library makes NVML show only the memory that the slice itself uses, even if a
+    neighbour has filled the card."""
     one, other = container("one", 200), container("other", 200)
     one.start()
     other.start()

@@ -70,7 +70,7 @@ class Tenant:
         return self.ask(f"fill(way, {piece}, {total})")
 
 
-# Functions that each tenant's program gets. They allocate by each of several calls, write a pattern, and check that all
+# Functions for each tenant's program. They allocate memory by different CUDA calls, write a pattern, and check that all
 # patterns are intact.
 HELPERS = [
     "import hashlib",

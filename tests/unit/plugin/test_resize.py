@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests size changes of a running pod. The whole program runs with doubles of the API server and the kubelet. In place
-of the scheduler, the test writes the grant (the annotation with the new size) on the pod. It then reads the limits on
-disk.
+"""Tests resizes of a running pod's slice. The whole device plugin runs with test doubles of the API server and the
+kubelet. In place of the scheduler, a test writes the grant (the annotation with the new size) on the pod. It then reads
+the limits on disk.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def test_grants_during_downtime_and_before_the_start(node, kubelet, api, start):
 
 
 def test_second_grant_is_not_lost(node, kubelet, api, start, monkeypatch):  # noqa: F811
-    """The scheduler writes a second grant after the plugin has applied the first one and before it has confirmed it on
-    the pod. So the confirmation must be refused and the second grant must remain.
+    """The plugin has applied the first grant. Before it confirms this on the pod, the scheduler writes a second grant.
+    The API server must refuse the confirmation, so that the second grant remains.
     """
     start()
     first = node.gpus[0].uuid

@@ -49,7 +49,9 @@ AT_REST: dict[str, Any] = {
 BIG = {"version": "1.0-a", "config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BIG_YAML)}
 STATE = ("__device_plugin_found", "state")
 ROWS = [
-    # columns: the case, the path of the fact to change, its new value; whether the program is expected to be restarted
+    # columns: the case, the path of the fact that it changes, the fact's new value; whether a restart of the program is
+    # expected. "killed": before the restart an earlier run of the role was killed, after it had written the unit file,
+    # reloaded systemd, switched the version or written the configuration.
     ("finished host", (), None, False),
     ("this run switched the version", ("__device_plugin_switched", "changed"), True, True),
     ("this run wrote the unit", ("__device_plugin_written", "written"), [UNIT_FILE], True),

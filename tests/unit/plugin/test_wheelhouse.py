@@ -25,7 +25,8 @@ SPEC.loader.exec_module(wheelhouse)
 
 @pytest.mark.parametrize("name", wheelhouse.BUILD_NEEDS)
 def test_build_needs_are_complete_and_pinned(name):
-    """pip refuses an installation with digests if a package that it needs has no digest."""
+    """If pip checks digests, it refuses an installation in which any package lacks a version or a digest. This includes
+    the packages that others need."""
     blocks = dict(wheelhouse.locked_blocks(wheelhouse.LOCK))
     version = blocks[name].split("==")[1].split()[0]
     assert "--hash=sha256:" in blocks[name]

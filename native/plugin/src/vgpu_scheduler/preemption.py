@@ -158,8 +158,8 @@ class Preemption:
         self._leave(ask, gone, more)
         # If the cheapest victims do not make enough room, take all pods of lower priority.
         more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
-        # Take a victim off the list if the pod has room without ending it. Each step tries one victim on every node,
-        # and one filter call checks all nodes.
+        # Take a victim off the list if the pod has room without ending it. Each step tries one victim on every node, so
+        # that one filter call checks all nodes.
         for n in range(max(map(len, more.values()), default=0)):
             tried = {name: uids[-1 - n] for name, uids in more.items() if n < len(uids)}
             without = {name: gone[name] + [uid for uid in more[name] if uid != one] for name, one in tried.items()}
@@ -173,9 +173,9 @@ class Preemption:
 
     @contextmanager
     def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
-        """Enters into the ledger, for a short time, the nominated pods that this pod must not overtake. Yields the
-        nodes that have no room for the nominated pods yet, because their victims are still there. No other pod may be
-        placed on these nodes, because it would fill the freed room.
+        """Keeps in the ledger, until the ``with`` block ends, the nominated pods that pod ``uid`` must not overtake.
+        Yields the nodes that have no room for the nominated pods yet, because their victims are still there. No other
+        pod may be placed on these nodes, because it would fill the freed room.
 
         Nothing is reserved for a nominated pod that would have no room even after the end of all victims, for example
         because a GPU became unhealthy. The kube-scheduler withdraws such a nomination late or never, and other pods
@@ -221,8 +221,8 @@ class Preemption:
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
 
     def helps(self, uid: str, one: Nominated) -> bool:
-        """Whether a pod may be nominated for the node: the end of pods of lower priority makes room there, and no room
-        is reserved for another pod.
+        """Whether a pod may be nominated for the node: no room there is reserved for another pod, and the end of all
+        pods of lower priority makes room (``_helps``).
         """
         return not self._taken(uid, one.priority, [one.node]) and self._helps(one)
 
@@ -283,7 +283,7 @@ class Preemption:
         return [uid for uid in lower if uid in wanted]
 
     def _take_off(self, used: dict[str, list[int]], uid: str, node: str) -> bool:
-        """Subtracts what the pod uses from ``used``. Returns whether the pod held any of these GPUs."""
+        """Subtracts what the pod holds from ``used`` (GPU → amounts). Returns whether it holds any GPU in ``used``."""
         held, found = self._ledger.held(uid), False
         for uuid, *amounts in held.uses if held is not None and held.node == node else ():
             if uuid in used:
@@ -292,7 +292,9 @@ class Preemption:
         return found
 
     def _leave(self, ask: PodAsk, gone: Mapping[str, list[str]], more: dict[str, list[str]]) -> None:
-        """Removes from ``more`` the nodes on which the pod has no room even if the pods in ``more`` end."""
+        """Removes from ``more`` (node → additional victims) the nodes where the pod has no room even once these victims
+        and those in ``gone`` have ended.
+        """
         all_gone = {name: gone[name] + uids for name, uids in more.items() if uids}
         fits = set(self._ledger.filter(ask, list(all_gone), all_gone).fits)
         for name in [name for name in more if name not in fits]:

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The lock of the ledger (the file in which the container's processes record their device memory) is one word in the
- * file. The word names its holder by slot and generation (a number that grows each time a process claims the slot). If
- * no other process wants the lock, taking it costs one atomic instruction, and releasing it a load and a store.
+ * file. The word names its holder by slot (the process's entry in the file) and generation (a number that grows each
+ * time a process claims the slot). If no other process wants the lock, taking it costs one atomic instruction, and
+ * releasing it a load and a store.
  *
- * A waiting process detects a killed holder in two ways: the kernel has released the holder's byte lock, or the slot
- * was claimed again and has a new generation. The waiting process then replaces the word by compare-and-swap, so only
- * one of several waiting processes gets the lock. That process computes the totals again, because a dead holder can
- * have left only the totals half written.
+ * A waiting process detects a killed holder in two ways: the kernel has released the file lock on the byte of its slot,
+ * or the slot was claimed again and has a new generation. The waiting process then replaces the word by
+ * compare-and-swap, so only one of several waiting processes gets the lock. That process computes the totals again,
+ * because a dead holder can have left only the totals half written.
  */
 #include "ledger.h"
 
@@ -143,7 +144,7 @@ void ledger_reap(struct membership *member)
     struct vgpu_ledger *ledger = member->map;
     int descriptor = ledger_file_again(member, false);
     if (descriptor < 0)
-        /* The locks cannot be read, so it is unknown which other processes are alive. All of them count as alive. */
+        /* The slots' file locks cannot be read, so it is unknown which processes are alive. All count as alive. */
         return;
     uint32_t high = ledger_high(ledger);
     bool found = false;

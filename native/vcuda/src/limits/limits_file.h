@@ -11,11 +11,11 @@
 
 #include "vgpu_abi.h"
 
-/* A mapped limits file. missing: the file does not exist. */
+/* A limits file and its mapping. */
 struct limits_file {
-    const unsigned char *data;
+    const unsigned char *data; /* NULL: the file is not mapped. */
     size_t length;
-    bool missing;
+    bool missing; /* limits_map() failed, because the file does not exist. */
 };
 
 uint32_t limits_crc(const unsigned char *data, size_t size);
@@ -41,21 +41,24 @@ struct shares {
     unsigned count;
     struct share of[VGPU_MAX_SHARES];
 };
-/* Sets the paths of the shares for a library that was preloaded by hand. */
+/* Sets the shares' paths if the library was preloaded by hand, not by the node. Both lists separate paths by colons.
+ * Returns false if they name different numbers of paths, or too many. */
 bool shares_by_hand(struct shares *shares, const char *limits, const char *ledgers);
 bool shares_of_the_node(struct shares *shares, char *reason, size_t room);
 /* Maps the limits of all shares and returns NULL. If one of them cannot be mapped, maps none and returns the share that
  * failed. */
 const struct share *shares_map(struct shares *shares, bool of_the_node, char *reason, size_t room);
 void shares_unmap(struct shares *shares);
-/* Returns the rank of a policy by strictness. The environment may only select a policy of a higher rank. */
+/* Returns the rank of a policy: the stricter the policy, the higher. The environment may only select a stricter policy
+ * than the node. */
 int policy_tightness(enum vgpu_core_policy policy);
 /* Adds the limits of one share to `all`. Returns false if there are too many devices. */
 bool limits_add(struct vgpu_limits *all, const struct vgpu_limits *one);
 
-/* In share_folder.c. Lists the numbers of the share folders that the node mounted, in ascending order. If there is
- * none, lists the number of the first share, so that opening it reports the error. Returns the count; -1: too many
- * shares. */
+/* --- share_folder.c: the share folders that the node mounted ---------------------------------------------- */
+
+/* Lists the numbers of the share folders in ascending order. If there is none, lists the number of the first share, so
+ * that opening it reports the error. Returns the count, or -1 and a `reason` if there are too many. */
 int shares_find(int numbers[VGPU_MAX_SHARES], char *reason, size_t room);
 /* Opens the limits of a share and returns a descriptor. Returns -1 if the limits are missing or were not mounted by the
  * node; `reason` then has the explanation. */

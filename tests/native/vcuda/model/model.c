@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A discrete-event model of tenants (containers) that share one GPU. In each tenant, the library limits launches. The
- * arbiter, a service of the node, gives tenants turns on the GPU.
+ * A discrete-event model of tenants (containers) that share one GPU. In each tenant, the library counts (charges) the
+ * GPU time of launches and delays launches. The arbiter, a service of the node, gives tenants turns on the GPU.
  *
  * Parts of the model are the real object code of the library and the arbiter: the limiter's arithmetic, the arbiter's
  * schedule, and the wake-up rate of the controller thread. This thread of the library reads fences: pairs of timing
@@ -36,11 +36,11 @@
 #define GAP_NS 20000ull
 #define FENCES 4096u
 #define NEVER UINT64_MAX
-#define STEP_NS (50 * MS) /* Distance between the starts of two measured windows. */
+#define STEP_NS (50 * MS) /* Distance between the starts of consecutive measured windows. */
 
 struct fence {
     struct segment segment;
-    bool shared; /* True if the begin event is also the end event of the fence before. */
+    bool shared; /* True if the begin event is also the end event of the previous fence. */
     uint64_t begin, end; /* Times at which the GPU passed the two events; 0 if it has not passed them yet. */
 };
 
@@ -171,7 +171,7 @@ static bool settle_open(struct tenant *t, uint64_t now)
     }
     const struct fence *first = &t->fences[t->fence_head % FENCES];
     uint64_t since = first->begin ? first->begin : now;
-    /* The first fence may be overdue; the fences behind it still need their predicted time. */
+    /* Even if the first fence is overdue, the work after it still takes its predicted time. */
     uint64_t least = now + 50 * US + t->queued - first->segment.predicted;
     uint64_t until = since + t->queued > least ? since + t->queued : least;
     t->busy_until = t->page.busy_until_ns[0] = until;
@@ -184,7 +184,7 @@ static void controller(struct tenant *t, uint64_t now)
     t->poll = t->fence_head == t->fence_tail ? NEVER : wakes_take(&t->wakes, look_again(t, now, finished)) + wake_delay() / 4;
 }
 
-/* Tries one launch. Returns false if it must wait: until t->next, or until the arbiter opens the gate. */
+/* Tries one launch. Returns false if it must wait until t->next, or until the arbiter permits it (opens the gate). */
 static bool launch(struct tenant *t, int index, uint64_t now)
 {
     /* Base address of the kernels' handles. As with a real driver, the handles are 0x240 bytes apart. */
@@ -204,7 +204,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     unsigned item = cost_find(&t->costs, key, &cost, &known);
     bool looks = segment_looks(t->open.count, cost);
     if (t->open.count && known && !looks)
-        /* The library saves a clock reading here: it adds a gap to the last reading. */
+        /* The library does not read the clock here, but adds gap_ns to its last reading. */
         t->looked += gap_ns;
     else
         t->looked = now;
@@ -404,7 +404,7 @@ static void report_windows(const struct tenant *t, int index)
         double share = gpu_share(&gpu, index, from, window), ran = share / 100 * (double)window;
         low = share < low ? share : low;
         high = share > high ? share : high;
-        if (ran < 5e6) /* With so little work most of the charge belongs to earlier kernels, so skip the window. */
+        if (ran < 5e6) /* The kernels ran less than 5 ms: most of the charge in the window is for earlier kernels. */
             continue;
         double charged = (double)(t->charged[(from + window) / STEP_NS] - t->charged[from / STEP_NS]) / (ran > 1 ? ran : 1);
         charged_low = charged < charged_low ? charged : charged_low;

@@ -33,7 +33,7 @@ def main() -> None:
     if cuda.cuInit(0) or cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0):
         raise SystemExit("no context")
     if driver_function("cuMemAlloc_v2")(ctypes.byref(pointer), other):  # type: ignore[operator]
-        raise SystemExit("the driver has no memory")
+        raise SystemExit("the driver refused the first allocation")
     granted = 0
     while granted < times and cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(step)) == 0:
         granted += 1

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A preloaded library that simulates a lack of host memory. While the file that the variable STARVED names exists,
- * calloc() fails for the tables in which libvgpu.so records allocations. */
+/* A library for LD_PRELOAD that simulates a lack of host memory. While the file $STARVED exists, calloc() fails for the
+ * tables in which libvgpu.so records allocations. */
 #include "account/blocks.h"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ __attribute__((visibility("default"))) void *calloc(size_t count, size_t size)
         return NULL;
     unsigned char *room = malloc(bytes ? bytes : 1);
     for (size_t i = 0; room && i < bytes; i++)
-        /* This loop clears the memory, because the compiler would merge malloc and memset into a call of calloc. */
+        /* No memset: the compiler would merge malloc and memset into a call of calloc, which is this function. */
         ((volatile unsigned char *)room)[i] = 0;
     return room;
 }

@@ -3,8 +3,8 @@
 its arguments.
 
 The limit comes from the node's record, and the driver's usage is always compared with it. The tenant can write the
-ledger, the file in which our library in the container counts memory. So a ledger that shows less than the driver adds a
-suspicion, but no ledger removes one.
+ledger, the file in which our library in the container counts memory. So a ledger that shows less than the driver is
+a reason for suspicion, but no ledger can hide usage above the limit.
 
 These are the reasons of a suspicion. NO_SLOT: a process has a context or memory on the GPU, but no slot (entry of a
 live process) in the ledger, so its memory is not counted. MEMORY: the driver reports more memory for the processes than
@@ -29,8 +29,9 @@ ENDED_FOR = frozenset((NO_SLOT, MEMORY, FOREIGN))
 # Seconds between two polls.
 INTERVAL_S = 2.0
 MIB = 1 << 20
-# The library adds the driver's own allocations to the ledger when a process has grown by 32 MiB or 1/32
-# (unaccounted.c). So that much may be uncounted at any time, and the same amount again before the next update.
+# The library compares the ledger with the driver's figure when a process's allocations have changed by a step: 1/32 of
+# them, at least 32 MiB (unaccounted.c). Until then a step may be uncounted. The tolerance is two steps, because the
+# comparison may be postponed.
 STEP_LEAST, STEP_PART = 64 * MIB, 16
 # Tolerance if contexts are not counted: the size of the largest context of current GPUs, with its modules.
 CONTEXT_MOST = 1024 * MIB
@@ -93,9 +94,9 @@ def sum_of(accounts: Sequence[Account]) -> Account:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A suspicion about processes of one container. ``found``: the bytes that the driver reports for them.
-    ``accounted``: the bytes of the limit (if ``limited``) or of the ledger, which ``found`` exceeds by more than
-    ``tolerated`` bytes. ``detail``: text of a suspicion that is not about memory.
+    """A suspicion about processes of one container. ``found``: the bytes that the driver reports for them. For MEMORY
+    this is more than ``accounted`` plus ``tolerated``. ``accounted``: the bytes of the limit if ``limited``, else of
+    the ledger. ``detail``: text of a suspicion that is not about memory.
     """
 
     reason: str
@@ -113,8 +114,8 @@ def tolerance(used: int, counted: bool) -> int:
 
 
 def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[Suspicion]:
-    """Returns the suspicions about a container. ``seen``: the container's processes on the GPU with the bytes that the
-    driver reports for each, None if it does not know them.
+    """Returns the suspicions about a container. ``seen``: the container's processes on the GPU, each with the bytes
+    that the driver reports for it (None: the driver does not know the bytes).
     """
     out = []
     strangers = tuple((one, used or 0) for one, used in seen if account.of(one) is None)

@@ -153,8 +153,8 @@ def test_gpu_missing_in_the_table_is_a_warning():
     assert "0x9999 is not in the table" in found.warnings[0]
 
 
-# columns: whether the host has NVLink 5 switches, variables, packages on the host; whether a warning names missing
-# packages that these switches need
+# columns: whether the host has NVLink 5 switches, variables, packages on the host; whether a warning is expected that
+# packages for these switches are missing
 NVLINK5 = [
     (True, {}, {}, True),
     (True, {}, {"nvlsm": "2025.03.1-1"}, False),

@@ -71,7 +71,7 @@ def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
 
 
 # columns: label, command of a tenant; expected words of its error ("": the command succeeds). A tenant who moves the
-# share could replace the limits. tests/integration test_share_mounts.py runs the same commands in a container of runc.
+# share could replace the limits. test_share_mounts.py in tests/integration runs similar commands in containers of runc.
 MOVES = [
     ("share folder", "mv /dev/vgpu/0 /dev/vgpu/o", "Read-only"),
     ("file in the share", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "Read-only"),

@@ -105,8 +105,8 @@ class Api:
         ([deployment()], [[]], [], 0),
         ([deployment(readyReplicas=0), deployment(readyReplicas=1), deployment()], [[pod()]], [], 2),
         ([deployment(readyReplicas=0)], [[pod([NO_NODE])]], ["pod p has no node: 0/3 nodes are available"], 20),
-        # A former pod that still terminates may schedule other pods, so the code waits for its end. If the pod's
-        # node is gone, the pod never ends. So this wait has a limit, and to reach the limit is no fault.
+        # A scheduler pod that is being deleted may still schedule other pods, so the code waits for its end. If its
+        # node is gone, it never ends. So this wait has a limit, and reaching the limit is no fault.
         ([deployment()], [[pod(deletionTimestamp="now")], [pod(deletionTimestamp="now")], []], [], 2),
         ([deployment()], [[pod(deletionTimestamp="now")]], [], 20),
         # No wait, because more time does not make the image available.
@@ -129,8 +129,8 @@ def taken(name):
     return 201, {"spec": {"schedulerName": name}}
 
 
-# Answers of the API server (status, message) to the dry run of a pod: CLOSED if it cannot call the webhook, QUOTA if
-# the webhook refuses the pod, RIGHTS if the user may not create pods.
+# Answers of the API server (status, message) to the dry run of a pod. CLOSED: the API server cannot call the webhook.
+# QUOTA: the webhook refuses the pod. RIGHTS: the user may not create pods.
 CLOSED = (500, 'Internal error occurred: failed calling webhook "pods.vgpu.fleet": x509')
 QUOTA = (403, 'admission webhook "pods.vgpu.fleet" denied the request: over')
 RIGHTS = (403, "pods is forbidden")

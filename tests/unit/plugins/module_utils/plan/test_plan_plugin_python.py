@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which Python runs the device plugin on a host. A table of systems or the variable device_plugin_python selects
-it. The plan (made before a run changes anything) refuses a Python that is too old or missing.
+it. The plan (made before a run changes anything) refuses a Python that is too old or missing. Also tests the Python of
+MIG's boot program, and the Python on which a play continues when it removes the plugin's.
 """
 
 from __future__ import annotations
@@ -129,6 +130,9 @@ LINKS = {SYSTEM: OWN, "/opt/venv/bin/python": NEWER}
 EVERY = {SYSTEM: "3.10", OWN: "3.10", NEWER: "3.11"}
 
 
+# A play that uninstalls the plugin removes the packages of the plugin's Python. If that Python runs the play's modules,
+# the play must continue with another. Columns: device_plugin_python, Python that runs the modules, links, versions of
+# the Pythons; expected other Python ("": not needed, or there is none).
 @pytest.mark.parametrize(
     ("named", "running", "links", "versions", "goes_on"),
     [
@@ -136,11 +140,9 @@ EVERY = {SYSTEM: "3.10", OWN: "3.10", NEWER: "3.11"}
         ("auto", "/opt/venv/bin/python", LINKS, EVERY, SYSTEM),
         ("auto", SYSTEM, LINKS, EVERY, ""),
         ("auto", OWN, LINKS, EVERY, ""),
-        # The packages for /usr/bin/python3 only add venv, so their removal keeps the interpreter, and the play can
-        # continue with this interpreter.
+        # The packages for /usr/bin/python3 only add venv, so this interpreter stays.
         (SYSTEM, SYSTEM, LINKS, EVERY, ""),
-        # In the next rows the play cannot continue with the system's Python: it is too old for the modules, or it is a
-        # link to the interpreter that is removed.
+        # The system's Python is no replacement: it is too old for the modules, or a link to the removed Python.
         ("auto", NEWER, {}, {SYSTEM: "3.6", "/usr/bin/python3.9": "3.9"}, "/usr/bin/python3.9"),
         ("auto", NEWER, {SYSTEM: NEWER}, {SYSTEM: "3.11", "/usr/bin/python3.8": "3.8"}, "/usr/bin/python3.8"),
         ("auto", NEWER, {}, {SYSTEM: "3.6", NEWER: "3.11"}, ""),
@@ -213,6 +215,7 @@ def test_missing_python_of_the_mig_unit_is_reported_before_the_boot(tmp_path, mo
 
 
 def test_every_python_of_the_artefact_is_searched():
-    """The artefact is for Python 3.11 to 3.14. The modules of a play need only Python 3.8."""
+    """The artefact (the collection with its wheels) is for Python 3.11 to 3.14. The search goes down to 3.8, because
+    the modules of a play need no newer Python."""
     found = [path.removeprefix("/usr/bin/") for path in plugin_python.CANDIDATES]
     assert " ".join(found) == ("python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8")
