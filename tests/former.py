@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "bf48933"
-# Name of the folder with this release's library.
+# Name of the folder that holds the old release's library.
 VERSION = f"0.1.0-{COMMIT}"
 NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
 NO_HISTORY = f"this checkout has no commit {COMMIT}: clone the repository with its full history"
@@ -35,7 +35,7 @@ def has_history() -> bool:
 
 
 def check_out(folder: Path) -> Former:
-    """Builds the old release in this folder."""
+    """Unpacks the old release into ``folder`` and builds it there."""
     archive = subprocess.run([*GIT, "archive", COMMIT, *NEEDED], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
     # Variables of the make that runs this test must not affect the build of the old release.

@@ -52,8 +52,8 @@ class Question(NamedTuple):
     packages: list[str]
     refused: list[str]
     branch: int = 0
-    # True for the user space of a driver branch that may be retired. A branch is retired if its packages install those
-    # of another branch. The role refuses such a branch, so this is no fault.
+    # True for the user space of a driver branch that may be retired: its packages then install those of another branch.
+    # This is no fault, because the role refuses a retired branch.
     retires: bool = False
     # True for signed modules. It is no fault if the newest kernel has no signed modules, because the role then builds
     # modules by DKMS, with another set of packages.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the project's Helm chart with its scheduler, installed with Helm and kubectl alone on a node that no playbook
 has prepared. Pods that request memory are admitted, placed, limited and resized, and they burst beyond their guaranteed
-memory. The stock kube-scheduler runs next to vgpu-scheduler in an image that contains only its binary.
+memory. The pods of vgpu-scheduler also run the stock kube-scheduler, from an image that contains only its binary.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def pod(cluster, installed) -> Iterator[Callable[..., pods.Pod]]:
 
 
 def used(node: Any) -> dict[int, int]:
-    """Returns the bytes of each process, as the simulated driver counts them."""
+    """Returns pid → bytes of GPU memory, as the simulated driver counts them."""
     found = node.gpusimctl("usage", "--json")["gpus"]
     return {one["pid"]: one["total"] for gpu in found for one in gpu["processes"]}
 
@@ -147,7 +147,9 @@ def test_a_pod_bursts_and_frees_the_burst_memory(cluster, installed, pod):
 
 
 def test_node_and_cluster_are_emptied(cluster, chart, installed, before):  # noqa: F811
-    """Removing the label empties the node and its listed resources; deleting the objects empties the cluster."""
+    """If the label changes to "absent", none of our files, annotations, labels and GPU resources remains on the node,
+    except nvidia.com/gpu, which the kubelet keeps. If the chart's objects are deleted, none remains in the cluster.
+    """
     until(lambda: "vgpu.fleet/capacity" in traces(cluster), "annotations of the plugin on its node")
     kubectl(cluster, "label", "node", cluster.node, f"{LABEL}=absent", "--overwrite")
     wait_until_clean(cluster)

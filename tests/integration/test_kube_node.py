@@ -81,7 +81,7 @@ def test_check_mode_drain_repetition_and_uncordon(place: Workplace, cluster: Clu
     assert cluster.node["spec"] == {"unschedulable": True}
     assert cluster.node["metadata"]["annotations"] == {"mine": "1", MARK: "upgrade"}
     assert sorted(cluster.pods) == ["agent", "done", "static"]
-    # One eviction was forbidden once and repeated; no granted eviction was repeated.
+    # The disruption budget forbade one eviction, which was repeated; no granted eviction was repeated.
     assert sorted(evictions(cluster)) == ["train", "train", "web"]
 
     assert "changed=0" in call(place, state="drained").output

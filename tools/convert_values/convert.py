@@ -53,7 +53,7 @@ class Converted:
         self.variables[variable] = value
 
     def option(self, flag: str, value: Any) -> None:
-        """Adds an option of the device plugin that has no group variable."""
+        """Adds to ``device_plugin_options`` an option that has no group variable."""
         self.flag(f"--{flag}={as_text(value)}")
 
     def flag(self, text: str) -> None:
@@ -199,7 +199,7 @@ def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
 
 
 def _is_off(values: Mapping[str, Any], path: str, found: Converted) -> bool:
-    """Returns True, and adds a note, if the chart disables NVIDIA's plugin, for example next to HAMi's plugin."""
+    """Returns whether the chart disables NVIDIA's plugin, for example in favour of HAMi's. If so, adds a note."""
     off = (values.get("devicePlugin") or {}).get("enabled") is False
     if off:
         found.note(path, tables.PLUGIN_IS_OFF)
@@ -437,7 +437,7 @@ def _hami_nodes(nodes: list[Any], path: str, found: Converted) -> None:
 
 
 def _judge(found: Converted) -> None:
-    """Adds the findings that preflight would report on the variables as notes."""
+    """Adds a note for each finding that preflight would report about the variables."""
     findings: list[Any] = []
     ours = {name: value for name, value in found.variables.items() if _is_ours(name)}
     clean = schema.read(ours, findings)

@@ -15,14 +15,14 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_STACK 64
 
-/* Defines both forms of an entry point whose default stream depends on the caller's compilation. In the body the stream
- * 0 is already replaced by the right default stream. */
+/* Replace stream 0 by a default stream. An entry point has two forms, for the legacy and (_ptsz, _ptds) the
+ * per-thread default stream; the options of the caller's compilation choose the form. */
 #define LEGACY_STREAM(stream) ((stream) ? (stream) : CU_STREAM_LEGACY)
 #define PER_THREAD_STREAM(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
 
 struct CUstream_st {
     uint32_t magic;
-    uint32_t order; /* The engine's number of the stream, with the flag SIM_STREAM_NONBLOCKING. */
+    uint32_t order; /* The value of sim_work.stream: the stream's number, and the bit SIM_STREAM_NONBLOCKING. */
     CUcontext context;
     CUstream next;
     unsigned flags;
@@ -51,7 +51,7 @@ struct CUctx_st {
     pthread_mutex_t mutex;
     /* Recursive lock of calls that exclude all other calls on the context (hostile.h). */
     pthread_mutex_t entry;
-    /* Recursive lock for loading of library code, taken after `entry`. */
+    /* Recursive lock for the load of a CUlibrary's code into this context, taken after `entry`. */
     pthread_mutex_t loading;
     uint32_t next_order;
     struct CUstream_st legacy;
@@ -70,7 +70,7 @@ struct CUctx_st {
     CUstream own;
     /* The CUgreenCtx of this context. */
     void *handle;
-    /* For a green context: number of threads in which it is current, at most one. */
+    /* For a green context: 1 if it is current in a thread. It can be current in only one. */
     _Atomic unsigned inside;
     CUcontext next;
 };
@@ -102,7 +102,7 @@ struct driver {
     CUresult failure;
     int count;
     struct device devices[SIM_MAX_GPUS];
-    /* Arena for the entry points with 32-bit pointers. */
+    /* Arena below 4 GiB for the first API versions, whose pointers have 32 bits; NULL before its first use. */
     struct arena *low;
     /* Protects the tables of devices and contexts. */
     pthread_mutex_t mutex;
@@ -165,8 +165,6 @@ CUcontext context_green(CUcontext home, unsigned sms);
 bool context_green_end(CUcontext green);
 /* Makes the same checks as context_use() for any context. */
 CUresult context_check(CUcontext context);
-/* Retains the primary context without counting a user, for device-wide calls. */
-CUresult context_primary(int device, CUcontext *out);
 struct arena *device_arena(int device);
 static inline struct device *device_of(CUcontext context)
 {
@@ -247,7 +245,7 @@ void events_destroy(CUcontext context);
 
 /* Defined in module.c: */
 struct kernel_cost {
-    /* Duration in ns. SIM_COST_FOREVER lasts until the context ends. */
+    /* Duration of a launch in ns. A kernel with SIM_COST_FOREVER runs until the context ends. */
     uint64_t ns;
     /* Maximum duration, or 0 if the duration is fixed. Each launch takes a random time from `ns` to `most`; each octave
      * (range from a time to twice that time) is equally likely. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Executable graphs. A launch runs the nodes one after another in the stream, in an order that respects the edges:
- * branches do not run concurrently. The GPU share of a single context does not depend on this order.
+ * Executable graphs. A launch runs the nodes one after another in the stream, in an order that respects the edges.
+ * Branches do not run concurrently. This does not change the context's share of the GPU.
  */
 #include "graph.h"
 

@@ -33,8 +33,7 @@ enum field {
     FIELD_POWER_REQUESTED = 192,
 };
 
-/* Returns the energy used since the host's start, computed from idle power at all times and full power while kernels
- * ran. */
+/* Returns the energy used since the host's start, in mJ: at full power while kernels ran, else at idle power. */
 unsigned long long nvml_energy_mj(const struct nvml_target *target)
 {
     sim_lock();

@@ -114,8 +114,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
         )
     if former and former != image_id(engine, tag) and shown(engine, former, "{{len .RepoTags}}") == "0":
-        # The new image has taken the old image's only name, so the old image is removed. An image that a container uses
-        # cannot be removed and stays; the container's owner may remove both.
+        # The new image has taken the old image's only name, so the old image is removed. If a container still uses it,
+        # the engine keeps it; the container's owner can remove both.
         subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
     note.unlink(missing_ok=True)
     save(engine, tag, out)

@@ -52,8 +52,8 @@
 #define SPARSE_OUTSTANDING_US 1000u
 /* The turn of a sparse tenant ends early if the tenant has had no work on the GPU for this time. */
 #define SPARSE_IDLE_NS (200 * US)
-/* Lag is how far a tenant is behind its share. A waiting tenant cuts the turn short if its lag exceeds the holder's lag
- * by this much. */
+/* Lag is the time by which a tenant is behind its share. A waiting tenant cuts the turn short if its lag exceeds the
+ * holder's by more than this and CYCLE_NS together. */
 #define PREEMPT_NS (30 * (int64_t)MS)
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
@@ -70,8 +70,8 @@ struct sum {
     bool all_high, any_high;
     /* Sum of the shares of active tenants. */
     double shares;
-    /* Sum of the credits of active tenants; 0 if the shares do not fill the GPU. claim_of() subtracts a tenant's part
-     * of the sum from the tenant's credit. */
+    /* Sum of the credits of active tenants. A tenant's claim is its credit minus its part of this sum: if all tenants
+     * are equally far behind, each claim is 0. If the shares do not fill the GPU, this is 0 (claim = credit). */
     double credits;
 };
 
@@ -148,14 +148,14 @@ static double claim_of(const struct schedule_tenant *tenant, const struct sum *s
     return (double)tenant->credit - rate(tenant, sum) * sum->credits;
 }
 
-/* Returns the tenant's lag: the elapsed time in which its share adds up to its credit. A larger lag means that the
- * tenant is further behind its share. */
+/* Returns the tenant's lag, the time by which it is behind its share: in this time its share adds up to its credit, the
+ * device time that it is still owed. */
 static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     return (double)tenant->credit / rate(tenant, sum);
 }
 
-/* Returns true if the tenant has waited at least `after` ns, so that it goes before tenants with a larger claim. */
+/* Returns true if the tenant has waited for `after` ns and has little debt. It then precedes tenants with more lag. */
 static bool overdue(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now, uint64_t after)
 {
     return waiting(tenant) && now - tenant->waits_since >= after && claim_of(tenant, sum) > -(double)OVERDUE_DEBT_NS;
@@ -258,8 +258,8 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
     return best;
 }
 
-/* Charges a tenant for `ns` of device time and credits this time to all active tenants by their shares. The credit is
- * reduced so that no tenant exceeds CREDIT_NS, because one tenant's figures must not change the order of the others. */
+/* Charges a tenant for `ns` of device time and credits this time to all active tenants by their shares. If one of them
+ * would exceed CREDIT_NS, all get less, so that every lag grows by the same time and the order stays. */
 static void take(struct schedule *schedule, const struct sum *sum, struct schedule_tenant *taker, double ns)
 {
     double given = fills(sum) ? ns : 0;
@@ -274,8 +274,8 @@ static void take(struct schedule *schedule, const struct sum *sum, struct schedu
             add_credit(&schedule->tenant[i], given * rate(&schedule->tenant[i], sum), sum);
 }
 
-/* Charges the holder for its turn. `late` is the predicted end of work that still runs after the turn, while the driver
- * also runs the next tenant's work; 0 if there is no such work. */
+/* Charges the holder for its turn. If its work still runs after the turn, beside the next tenant's, `late` is the
+ * predicted end of this work, and the time until then is charged too. Otherwise `late` is 0. */
 static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t late)
 {
     if (schedule->holder < 0 || !schedule->tenant[schedule->holder].present)
@@ -294,8 +294,8 @@ static void charge(struct schedule *schedule, const struct sum *sum, uint64_t no
     holder->served = now;
 }
 
-/* Corrects the charge for work that still ran after its tenant's turn, once this work is finished. The correction uses
- * the time that the tenant reports, which may be false, so it refunds at most the charge for that work. */
+/* Work that still ran after its tenant's turn was charged as predicted. Corrects the charge to the time that the tenant
+ * reports later. The report may be false, so at most the charge for this work is refunded. */
 static void settle_late(struct schedule *schedule, const struct sum *sum)
 {
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
@@ -357,7 +357,7 @@ static uint32_t outstanding(const struct schedule *schedule, const struct sum *s
 }
 
 /* Returns true if only the holder uses the GPU: no work of an earlier turn still runs, and there is no tenant without a
- * limit. */
+ * limit, because such a tenant always runs. */
 static bool exclusive(const struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
     for (int i = 0; i < SCHEDULE_TENANTS; i++)

@@ -70,9 +70,9 @@ static unsigned unlimited(const struct gpu *gpu)
 }
 
 /*
- * Returns the seat of the tenant that has rested longest; -1: each tenant keeps its seat. A tenant with negative credit
- * keeps its seat until its credit is 0 again, because only this schedule knows the credit. The last tenant without a
- * limit also keeps its seat: such a tenant may run during every turn, so the schedule must know that there is one.
+ * Returns the seat of the tenant that has rested longest, or -1 if all tenants must keep their seats. A tenant with
+ * negative credit keeps its seat until its credit is 0 again, because only this schedule knows the credit. If only one
+ * seat has a tenant without a limit, this tenant keeps it: it may run during every turn, which the schedule must know.
  */
 static int resting(const struct gpu *gpu)
 {
@@ -184,7 +184,7 @@ bool seat_take(struct node *node, struct allocation *allocation, int device, uin
     g->tenant[slot] = allocation;
     g->index[slot] = device;
     g->schedule.tenant[slot].in = in;
-    /* This prevents another tenant from taking the seat before the next pass. */
+    /* The next pass computes this anew. Until then it keeps other tenants from taking the seat. */
     g->schedule.tenant[slot].active = works;
     g->next = 0;
     return true;

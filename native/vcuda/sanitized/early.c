@@ -3,8 +3,8 @@
  * Replaces libvgpu's dlsym in a build with a sanitizer: look-ups by the sanitizer's runtime go directly to the real
  * dlsym.
  *
- * While the runtime starts, it looks up the functions that it intercepts, through this library's dlsym. At that moment
- * instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So in this build
+ * While the runtime starts, it calls this library's dlsym to look up the functions that it intercepts. Until it has
+ * started, instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So in this build
  * route_entry.S calls this code first. The code is built without instrumentation and calls no function of libc. For all
  * other callers it calls vgpu_decide.
  */
@@ -18,8 +18,8 @@ static int early_compare(const char *a, const char *b)
     return *a - *b;
 }
 
-/* Calls `visit` for each object in the loader's list. An object begins with its ELF header, except a program at a fixed
- * address, which is skipped. */
+/* Calls `visit` for each object in the loader's list. The list has the address of the object's ELF header, but 0 for a
+ * program that is linked to a fixed address. Such a program is skipped. */
 static int early_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data)
 {
     for (const struct link_map *map = _r_debug.r_map; map; map = map->l_next) {

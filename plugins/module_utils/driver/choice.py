@@ -18,8 +18,8 @@ SOURCES = ("distribution", "cuda", "mirror", "file", "present")
 SUBNET_MANAGER = "nvlsm"
 # Modules to load, in this order; the kernel loads NVIDIA's other modules as their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# The units and packages that a decision may depend on; host_files.FILES names the files. All are read in advance,
-# because it is not known yet which of them count on this host.
+# These units and packages, and host_files.FILES, are read in advance, because only ``choose`` finds which of them count
+# on this host.
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
 
@@ -100,7 +100,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
 
 
 def inputs(wanted: dict[str, Any]) -> list[str]:
-    """Returns the errors in the desired state itself, whatever the host."""
+    """Returns the errors of the role's settings that do not depend on the host."""
     said = []
     source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
     if source not in SOURCES:
@@ -324,10 +324,9 @@ def _prebuilt(host: System, wanted: dict[str, Any]) -> bool:
 def _signed(
     host: System, wanted: dict[str, Any], driver: dict[str, Any], flavour: str
 ) -> tuple[bool, list[str], list[str]]:
-    """Returns (whether to use Ubuntu's signed module of a flavour for the running kernel, refusals, warnings).
-
-    Ubuntu's archive keeps such modules only for kernels of the last months. If the host has not read the archive's
-    lists (``signed_modules`` is None), the module counts as available.
+    """Returns (whether to use Ubuntu's signed modules for the running kernel, refusals, warnings). ``flavour``: their
+    kind, such as ``580-server-open``. Ubuntu's archive keeps them only for kernels of the last months. If the host has
+    not read the archive's lists (``signed_modules`` is None), the modules count as available.
     """
     there = driver.get("signed_modules")
     if there is None or flavour in there:

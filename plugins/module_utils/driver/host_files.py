@@ -40,12 +40,12 @@ ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-
 REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
-# These settings choose the kernel controller that counts video memory for limits that the driver enforces (branch 615
-# and newer).
+# This file chooses the cgroup controller with which the driver (branch 615 and newer) accounts GPU memory, to enforce
+# limits.
 MEMACCT_FILE = "/etc/modprobe.d/vgpu-memacct.conf"
 MEMACCT = {"off": 0, "misc": 1, "dmem": 2, "auto": 3}
 MEMACCT_BRANCH = 615
-# The files that a decision may depend on.
+# The files of a host that are read before the choice of its driver (choice.py).
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, MEMACCT_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 
 

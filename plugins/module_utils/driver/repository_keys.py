@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the key that signs NVIDIA's repository for each release, and finds whether the collection has the key. No I/O.
+"""Names the key that signs NVIDIA's repository for each release of a distribution, and finds whether the collection has
+the key. No I/O.
 
 NVIDIA signs the repository of each newer release with a separate key. The table holds a full fingerprint only if two
 sources agree on it. The collection ships a key only if its text came from a public source and has the fingerprint of

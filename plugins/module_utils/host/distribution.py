@@ -11,8 +11,8 @@ EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
 
 
 class System(NamedTuple):
-    """Describes a host's system. ``family``: debian, ubuntu, el or sles. ``release``: as in ``DEBIAN`` and ``UBUNTU``;
-    for el and sles it is the major version. ``headers``: whether the running kernel's headers are installed.
+    """Describes a host's system. ``family``: debian, ubuntu, el or sles. ``release``: of ubuntu the version, such as
+    24.04, of the others the major version. ``headers``: whether the running kernel's headers are installed.
     """
 
     family: str
@@ -37,7 +37,9 @@ SUPPORTED = "Debian 12 and 13, Ubuntu 20.04, 22.04, 24.04 and 26.04, RHEL and Ro
 
 
 def system(host: dict[str, Any]) -> System | None:
-    """Returns the System of ``host_state``'s ``os``, or None if the distribution is not supported."""
+    """Returns the System of a host, or None if its distribution is not supported. ``host``: the fact ``os`` of the
+    module host_state.
+    """
     name, version = host.get("id", ""), host.get("version_id", "")
     major = version.partition(".")[0]
     facts = (host.get("name") or f"{name} {version}", host.get("arch") or "x86_64", host.get("kernel") or "")

@@ -27,7 +27,7 @@ def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
     """Replaces the file in one step. An existing file keeps its owner and mode; ``mode`` applies to a new file."""
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    # The temporary file has a fixed name. So if a killed run left one, the next writer of this file replaces it.
+    # The temporary file has a fixed name, so that the next write of this file removes one that a killed run left.
     fresh = os.path.join(folder, f".{os.path.basename(path)}.vgpu-new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(fresh)

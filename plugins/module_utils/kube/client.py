@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls the Kubernetes API by the library ``kubernetes``, for modules that run where the API can be reached."""
+"""Calls the Kubernetes API with the library ``kubernetes``, for modules on a machine that reaches the API server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ except ImportError:
 ANSWER = 30
 # Maximum number of a list's objects in one reply. So the API server sends a long list in several short replies.
 PAGE = 500
-# HTTP statuses if the user may not read or write an object, or if its namespace is missing. Any other refusal of a dry
-# run does not predict that the write fails, because a webhook of another product may not support dry runs.
+# HTTP statuses if the user may not read or write an object, or if its namespace is missing. After any other status of a
+# dry run the write may still succeed, because a webhook of another product may refuse only dry runs.
 REFUSALS = (401, 403, 404)
 MANAGER = "vgpu.fleet"
 
@@ -93,8 +93,8 @@ class Api:
     def refusal(self, path: str, body: dict) -> str:
         """Returns the server's message if this user may not read or apply an object; empty if the user may.
 
-        Makes a dry run and changes nothing. For a role the server also checks that it grants only rights that this user
-        has.
+        Makes a dry run and changes nothing. For a Role or ClusterRole the server also checks that it grants only rights
+        that this user has.
         """
         try:
             self.get(path)

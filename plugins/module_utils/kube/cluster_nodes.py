@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether a cluster's nodes are ready for the scheduler. The cluster must have a node of the given name, and
-site.yml must have set it up. The node's engine and architecture must suit the loading of the scheduler's images. This
-module works on Node objects and does no I/O.
+site.yml must have set it up. The scheduler's images must fit the node's architecture, and the node's container engine
+must be able to load them. This module works on Node objects and does no I/O.
 """
 
 from __future__ import annotations

@@ -146,8 +146,8 @@ class PackageSet:
         self.predict(packages)
         if self.check_mode:
             return
-        # Which dependencies were installed is known only after the transaction. Record all installed packages before
-        # it, so that even after a kill the next run can find the new dependencies.
+        # The transaction decides which dependencies it installs. Record all installed packages before it. Then the next
+        # run can find the new dependencies, even if this run is killed.
         self.remember({"packages": sorted(set(packages) - set(self.before)), "unsettled": sorted(self.before)})
         blocking = sorted(set(ours) & set(packages)) if self.host.manager == "zypper" else []
         if blocking:
@@ -221,7 +221,7 @@ class PackageSet:
         self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
         package_manager.write_texts(self.files_after)
         if self.desired.source:
-            # If rpm already trusts the key, zypper accepts it and asks nothing. It refuses any other key.
+            # zypper refuses the repository's key unless rpm already trusts it; then zypper asks nothing.
             if self.desired.source.get("key") and self.host.manager == "zypper":
                 self.host.trust(f"{KEYS}/{self.desired.name}.asc")
             self.host.refresh(self.desired.name)
@@ -351,5 +351,5 @@ class PackageSet:
 
 
 def _without_keys(packages: dict[str, str]) -> dict[str, str]:
-    """Returns the packages without the public keys, which rpm stores as packages gpg-pubkey."""
+    """Leaves out the public keys, which rpm lists among the packages under the name gpg-pubkey."""
     return {name: version for name, version in packages.items() if name != "gpg-pubkey"}

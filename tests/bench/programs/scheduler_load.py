@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the scheduler's extender in this process: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
+"""Measures the scheduler's extender in this process. Arguments: NODES PODS_PER_NODE CALLS [KINDS]. Prints one JSON
+object.
 
 A call is a pair of requests of the kube-scheduler for one pod, filter and prioritize, which name all nodes. Its time is
 measured from the bytes of the request to the bytes of the response. After each call the pod is entered in the ledger,
@@ -64,7 +65,7 @@ def pod(number: int, chance: random.Random) -> dict:
 
 
 def control(ledger: Ledger, need: int, cores: int) -> int:
-    """Returns the number of nodes that have a GPU with room for the pod; the usage is summed up from all pods."""
+    """Sums up each GPU's usage from all pods, and returns the number of nodes that have a GPU with room for the pod."""
     used: dict[str, dict[str, list[int]]] = {name: {} for name in ledger.nodes}
     for _uid, held in ledger.held_by():
         for uuid, memory, percent, slots in held.uses:

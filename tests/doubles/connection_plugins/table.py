@@ -44,8 +44,8 @@ DOCUMENTATION = """
 MODULE = re.compile(rb"""(?:ansible_module|_module_name|module_name)\s*=\s*['"]([\w.]+)['"]|AnsiballZ_(\w+)\.py""")
 # If the module ``command`` runs one of these programs, the table has a separate result for the program.
 PROGRAMS = ("vgpuctl", "wheelhouse")
-# A host of this kind fails the isolation check (attempts to exceed the limits on the node) also after the upgrade, so
-# it never becomes ``done``.
+# A host of this kind fails the isolation check, which tries to exceed the limits, even after the upgrade. So it never
+# becomes ``done``.
 FAILING = "unproven"
 # After a run of this module the kind of the host is ``done``.
 LAST = "systemd_service"
@@ -66,7 +66,7 @@ class Connection(ConnectionBase):
         super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
         sent = in_data or cmd.encode()
         found = MODULE.search(sent)
-        if not found:  # The command has no module: Ansible itself creates a folder or sets a mode.
+        if not found:  # A command of Ansible itself, not a module: it creates a folder or sets a mode.
             return 0, b"/tmp/table\n", b""
         module = next(word for word in found.groups() if word).decode().rpartition(".")[2]
         program = next((word for word in PROGRAMS if module == "command" and word.encode() in sent), "")

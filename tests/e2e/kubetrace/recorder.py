@@ -22,7 +22,7 @@ from vgpu_plugin._proto import podresources_pb2_grpc as pods_rpc
 
 RESOURCE = "example.com/traced"
 DEVICES = ("d0", "d1", "d2", "d3")
-# Only two devices have a NUMA node: the checkpoint and PodResources treat the two kinds differently.
+# d2 and d3 have no NUMA node, so that the trace has both kinds: the checkpoint and PodResources treat them differently.
 NUMA_NODE = {"d0": 0, "d1": 0}
 CALL_S = 10
 
@@ -172,6 +172,6 @@ class Recorder(rpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: api.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> api.PreStartContainerResponse:
-        """Records the call with the current PodResources response, which must already name the container."""
+        """Records the call with the current PodResources response, to show whether it already names the container."""
         self._note("PreStartContainer", request, context, pod_resources=self.listed())
         return api.PreStartContainerResponse()

@@ -69,9 +69,9 @@ class Story:
         self.steps.append(found)
 
     def checkpoint(self) -> list[dict[str, Any]]:
-        """Returns the device ids of each container by the kubelet's checkpoint file, which may be older than its state.
+        """Returns the device ids of each container from the kubelet's checkpoint file.
 
-        The kubelet writes the file only at some events.
+        The kubelet writes the file only at some events, so it may be older than the kubelet's state.
         """
         path = self.kubelet.folder / "kubelet_internal_checkpoint"
         entries = json.loads(path.read_text())["Data"]["PodDeviceEntries"] or [] if path.exists() else []
@@ -83,9 +83,9 @@ class Story:
         return sorted(found, key=lambda one: (sorted(map(tuple, one["ids"].values())), one["container"]))
 
     def offered(self, count: int) -> None:
-        """Waits until the kubelet offers ``count`` devices both to pods and by PodResources.
+        """Waits until the node's status and PodResources both show ``count`` devices.
 
-        The number at the API server alone does not suffice: it may date from before a restart.
+        The node's status alone does not suffice: the API server may have it from before a restart.
         """
         until(
             lambda: len(self.plugin.allocatable()) == self.kubelet.allocatable() == count, f"offer of {count} devices"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs vgpu-arbiter, which gives the containers of a GPU their turns, for test slices (parts of a GPU). For this
-purpose it creates the folders of a node and links the slices' files into them."""
+"""Runs vgpu-arbiter for test slices (parts of a GPU). vgpu-arbiter gives the containers of a GPU their turns. It reads
+the folders of a node, so this module creates such folders and links the slices' files into them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .host import Host, Slice, layouts
 
 
 class Arbiter:
-    """Runs vgpu-arbiter during a with block. Its slices get tenant and GPU pages, the files by which a slice reports
-    its work and learns when it may use the GPU. The pages stay after the block."""
+    """Runs vgpu-arbiter during a with block. Each slice gets two files: in the tenant page it reports its work, in the
+    GPU page it reads when it may use the GPU. The pages stay after the block."""
 
     def __init__(self, host: Host, slices: Sequence[Slice]) -> None:
         self._host = host
@@ -26,7 +26,7 @@ class Arbiter:
         self._process: subprocess.Popen | None = None
 
     def _lay_out(self, one: Slice) -> None:
-        """Creates the pages next to the ledger (file of charged memory), and links all files into the node's folder."""
+        """Creates the pages next to the ledger (file of charged memory). Links all files into a folder of the node."""
         node = self._run / "allocations" / one.folder.name
         (node / "rw").mkdir(parents=True)
         uuid = self._host.uuid

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Repairs sleeping in programs that run under libfaketime, which changes the time that a program sees. If libfaketime
- * 0.9.10 is set to leave the monotonic clock unchanged, its clock_nanosleep fails (EINVAL) for that clock. Python's
- * time.sleep uses this call. The library built from this file is preloaded first and replaces the call.
+ * Makes sleep work in programs under libfaketime, which changes the time that a program sees. If libfaketime 0.9.10 is
+ * set to leave the monotonic clock unchanged, its clock_nanosleep fails (EINVAL) for that clock. Python's time.sleep
+ * uses this call. The library built from this file is preloaded before libfaketime and replaces the call.
  */
 #include <errno.h>
 #include <sys/syscall.h>

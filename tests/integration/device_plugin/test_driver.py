@@ -54,7 +54,7 @@ def again(node: RealNode) -> Callable[..., RealNode]:
 
 
 def healthy(node: RealNode) -> dict[str, int]:
-    """Returns for each GPU the number of healthy slices (parts of it) that the kubelet knows."""
+    """Returns UUID of a GPU → number of its slices (parts) that are healthy according to the kubelet."""
     found: dict[str, int] = {}
     for one, device in node.kubelet.endpoints[RESOURCE].devices.items():
         uuid = one.partition("::")[0]
@@ -111,7 +111,7 @@ def test_gpu_that_falls_off_the_bus_and_comes_back(again):
 
 
 def test_lost_gpu_is_unhealthy_after_a_restart(again):
-    """An operator first restarts the device plugin, which must still report the lost GPU afterwards."""
+    """An operator may restart the device plugin first. Then it must still report the GPU as lost."""
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "fall-off", "1")

@@ -16,7 +16,7 @@ from .slice_containers import Mounts, Place, Runc, Work, driver_account, runc
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# The size of one allocation in MiB. The program also has a context.
+# MiB of one allocation. The program allocates until the first refusal, so less than this remains free in the end.
 PIECE = 64
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver calls may block until the GPU has finished work, or may call a tool (such as a profiler) back. The library
-must then cause no deadlock and no error."""
+"""Tests that the library causes no deadlock and no error while a driver call waits for the GPU's work or calls back a
+tool, such as a profiler."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from nvml_inside import ask
 from test_coverage_graphs import say
 from test_nvml_mig import DEVICE, MEMORY
 
-mig = test_nvml_mig.mig  # This assignment makes the fixture available here.
+mig = test_nvml_mig.mig  # pytest finds fixtures by their names in this module.
 needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change MIG mode")
 GIB = 1 << 30
 FOUR = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 4\n"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vmm.c, the library's hooks of cuMemCreate and cuMemMap, on a simple driver in the test program. Depending on
-the case, this driver blocks, reuses the values of handles, or grants memory that the library has no host memory to
-record."""
+"""Tests vmm.c, the library's hooks of cuMemCreate, cuMemMap and similar functions, on a replacement of the driver in
+programs/vmm_unit.c. Depending on the case, this driver blocks, refuses a call, or reuses the values of handles, or the
+library has no host memory left to record what the driver granted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("what", "call"), CASES)
 def test_vmm_accounts_correctly(unit: Path, what: str, call: str) -> None:
-    """Each case of programs/vmm_unit.c must pass. In the "order" cases one call blocks in the driver until another
-    thread has used the other GPU, or for 20 s, after which the case fails."""
+    """In the "order" cases a call for GPU 0 blocks in the driver until another thread has used GPU 1. The case fails if
+    GPU 1 cannot be used within 20 s."""
     done = subprocess.run([unit, what, call], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")

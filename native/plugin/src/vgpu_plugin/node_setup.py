@@ -79,7 +79,7 @@ def install(given: argparse.Namespace) -> list[str]:
 
 
 def configurations(variables: Path, library_root: str) -> dict[str | None, str]:
-    """Returns name → text of each configuration. The name of node.yaml is None. Raises SetupFault or ConfigError."""
+    """Returns name → text of each configuration; the key of node.yaml is None. Raises SetupFault or ConfigError."""
     try:
         found = json.loads(variables.read_text(encoding="utf-8"), parse_float=str)
     except ValueError as fault:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a pod so that it gets GPUs by claims (Dynamic Resource Allocation) instead of by resource names. Each
-requesting container gets the name of its own claim, which ``pod_claims`` creates once the pod is stored. The requested
-resource names are removed. The module only computes the changes.
-
-No request is left in the pod, so a second review of the pod finds no GPU request.
+"""Computes the changes by which a pod gets GPUs by claims (Dynamic Resource Allocation) instead of by resource names.
+Each requesting container gets the name of its own claim, which ``pod_claims`` creates once the pod is stored. The
+requested resource names are removed, so a second review of the pod finds no GPU request.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ VARIABLE = "scheduler_claims"
 
 
 def unavailable(wanted: bool, first: bool) -> list[Finding]:
-    """Returns why this pod cannot get claims, whatever it requests. ``wanted``: whether this scheduler is configured to
+    """Returns an error if no pod can get claims in this review. ``wanted``: whether this scheduler is configured to
     create claims; ``first``: whether this is the mutating review, which may change the pod.
     """
     where = f'metadata.labels["{ALLOCATION}"]'

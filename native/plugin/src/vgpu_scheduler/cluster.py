@@ -45,7 +45,7 @@ class Cluster:
     def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
         self.writes: Callable[[], bool] = lambda: True
-        # Function that returns when this replica became the writer, the only replica that binds pods and writes plans.
+        # Returns the time at which this replica became the writer, the only replica that binds pods and writes plans.
         # The replica writes nothing until it has a list of all pods from after that time.
         self.writes_since: Callable[[], float] = lambda: -1.0
         self.drift: dict[str, int] = dict.fromkeys(DRIFT, 0)
@@ -58,7 +58,7 @@ class Cluster:
         # Node whose GPU annotation is missing or unreadable → text of the annotation, so that the fault is logged
         # once and not with each heartbeat of the node.
         self._faulty: dict[str, str | None] = {}
-        # Node → errors in its labels about GPUs.
+        # Node → faults in its labels for the GPU policy and GPU sharing, so that each fault is logged once.
         self._label_faults: dict[str, list[Finding]] = {}
         nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
         self.nodes = Reflector(api, nodes, self.all_nodes, self.node, resync)

@@ -29,7 +29,7 @@ def search(
     limits. ``asks`` contains no init containers, because the caller uses only the greedy placement for pods with init
     containers. ``aligned``: the GPUs of a request must be on one NUMA node.
     """
-    # A container that requests no compute fits only on a GPU with compute left, so it is placed before the others.
+    # A container that requests no compute needs a GPU whose compute is not used up, so it is placed before the others.
     order = sorted(range(len(asks)), key=lambda n: (asks[n].cores > 0, -asks[n].gpus, n))
     taken = [list(used.get(gpu.uuid, Use(0, 0, 0))) for gpu in gpus]
     found: list[tuple[int, ...]] = [()] * len(asks)
@@ -114,9 +114,9 @@ def change(taken: Sequence[list[int]], way: Sequence[int], sizes: Sequence[Size 
 def best_set(
     gpus: Sequence[NodeGpu], columns: Sequence[int], count: int, words: Sequence[str], key: Sequence[float]
 ) -> tuple[int, ...]:
-    """Returns the set of GPUs that a policy ranks best. The words of the policy are compared in order: ``topology``
-    prefers the best links, and between equal links GPUs of one NUMA node; ``numa`` prefers GPUs of one NUMA node; every
-    other word prefers the lowest sum of ``key``.
+    """Returns the set of ``count`` GPUs that a policy ranks best. A word of the policy counts only if all words before
+    it rank the sets equally. ``topology`` prefers the best links, then GPUs of one NUMA node; ``numa`` prefers GPUs of
+    one NUMA node; every other word prefers the lowest sum of ``key``.
     """
     scores = [dict(gpu.links) for gpu in gpus]
     # The keys are rounded to integers, because a sum of floats depends on the order of addition.

@@ -2,9 +2,9 @@
 """Writes events on pods that found no node. An event says which limits are exceeded on which nodes, and what would
 help.
 
-The kube-scheduler writes its own event that counts equal texts; this event adds what only the ledger (which pod holds
-how much of which GPU) knows. It is written after the filter's response, one pod at a time, and rarely: when a pod
-begins to wait, when the reasons change, and before the API server deletes the last event.
+The kube-scheduler's own event only counts the nodes for each reason. The event of this module adds what only the ledger
+(which pod holds how much of which GPU) knows. It is written after the filter's response, one pod at a time, and rarely:
+when a pod begins to wait, when the reasons change, and before the API server deletes the last event.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ REASON = "GpusNotFree"
 # Minimum seconds between two events. BETWEEN: on any pods. CHANGED: on one pod, with different reasons. AGAIN: on one
 # pod, with equal reasons.
 BETWEEN, CHANGED, AGAIN = 0.2, 60.0, 1800.0
-# MAX_DUE: maximum number of pods that wait for their event, because each keeps the names of its nodes in memory;
-# further pods are entered by their next filter call. MAX_REPORTED: maximum number of pods whose last event is
-# remembered.
+# MAX_DUE: maximum number of pods that wait for their event, because each keeps the names of its nodes in memory.
+# Further pods are added by a later filter call. MAX_REPORTED: maximum number of pods whose last event is remembered.
 MAX_DUE, MAX_REPORTED = 100, 20_000
 # To find a pod whose end would help, each pod in turn is treated as gone. This is the maximum number of pods tried. It
 # is small, so that no filter call waits long for an event.
@@ -38,8 +37,8 @@ TRIED = 50
 
 
 class Waits(NamedTuple):
-    """A pod that fits on no node. ``over``: another obstacle, such as its namespace's quota; ``names``: the nodes that
-    were filtered.
+    """A pod that fits on no node. ``names``: the nodes of its filter call; ``over``: a reason that the ledger does not
+    know, such as the quota of its namespace.
     """
 
     pod: dict[str, str]
@@ -62,7 +61,7 @@ class WaitingPods:
         self.events = 0
 
     def add(self, waits: Waits) -> None:
-        """Enters a pod. This is called within a filter, so it must be fast."""
+        """Adds a pod to those that wait for their event. A filter call waits for this, so it must be fast."""
         uid = waits.pod.get("uid") or ""
         reported = self._reported.get(uid)
         if not uid or uid in self._due or len(self._due) >= MAX_DUE:
@@ -86,7 +85,7 @@ class WaitingPods:
             self._some.clear()
 
     async def tell(self) -> None:
-        """Writes the event of the pod that was entered first."""
+        """Writes the event of the pod that was added first, unless a recent event had the same reasons."""
         uid, waits = self._due.popitem(last=False)
         space = waits.pod.get("namespace") or "default"
         reasons, text = explain.sentence(self._ledger, waits.ask, waits.names, space, TRIED)

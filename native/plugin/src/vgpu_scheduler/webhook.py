@@ -66,14 +66,14 @@ class Settings(NamedTuple):
     # Service accounts of device plugins, in the form system:serviceaccount:<namespace>:<name>.
     may_give: tuple[str, ...] = ()
     too_many: str = REFUSE
-    # Whether pods may be changed so that they get GPUs by claims.
+    # Whether this scheduler is configured to give pods GPUs by claims.
     claims: bool = False
 
 
 class Way(NamedTuple):
-    """What decides between planning by the extender and claims (Dynamic Resource Allocation). ``of_namespace``: the
-    namespace's label vgpu.fleet/allocation, "" if missing. ``first``: whether this is the mutating review, which may
-    change the pod, and not the validating review after it.
+    """What decides, with the pod's labels, whether this scheduler plans a pod's GPUs or the pod gets claims (Dynamic
+    Resource Allocation). ``of_namespace``: the namespace's label vgpu.fleet/allocation, "" if missing. ``first``:
+    whether this is the mutating review, which may change the pod, and not the validating review after it.
     """
 
     of_namespace: str = ""
@@ -140,8 +140,8 @@ def mutate(
 
 
 def whatever_the_labels_say(pod: dict[str, Any], settings: Settings) -> list[Finding]:
-    """Returns the faults that matter for every pod, whatever its labels and its scheduler. Ledger and device plugins
-    trust the annotations of any pod, and a device plugin mounts the same files into any pod.
+    """Returns the faults for which a pod is refused whatever its labels and its scheduler are. The ledger and the
+    device plugins trust the annotations of every pod, and every pod could mount something over a device plugin's files.
     """
     text = "is written by the scheduler alone; leave it out"
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
@@ -177,8 +177,8 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
                 added[settings.config.memory] = str(limit // settings.config.memory_factor)
             if added:
                 resources = dict(container.get("resources") or {}, limits={**limits, **added})
-                # The request is added too: the API server sets missing requests to the limits before it calls us, but
-                # perhaps not again after our change.
+                # The limit needs an equal request. The API server sets missing requests to the limits before it calls
+                # us, but perhaps not again after our change.
                 resources["requests"] = {**requests, **added}
                 patch.append({"op": "add", "path": f"{where}/resources", "value": resources})
             variables = container.get("env") or []

@@ -48,8 +48,8 @@ class Pod(msgspec.Struct):
 
 
 def lean(pod: Pod) -> Pod:
-    """Drops the text of containers that will not be decoded, because it would keep the whole page of a list
-    in memory.
+    """Drops the text of containers that will not be decoded, and copies the other text: text that is not copied
+    refers to its page of a list and keeps the whole page in memory.
     """
     if pod.spec.nodeName or pod.status.phase in ENDED:
         pod.spec.containers = pod.spec.initContainers = msgspec.Raw()

@@ -5,7 +5,8 @@
  *   launcher WAY SECONDS MICROSECONDS [DEVICE] [THREADS]
  *
  * WAY names the launch call, MICROSECONDS is the duration of each kernel. If SECONDS is 0, the program runs until it is
- * killed. Prints "ready" before the first launch, and at the end the number of launches and the longest launch call in
+ * killed. DEVICE is the number of the GPU (default 0), THREADS the number of threads that launch (default 1). Prints
+ * "ready" before the first launch. At the end each thread prints its number of launches and its longest launch call in
  * us.
  */
 #include "driver/cuda_abi.h"
@@ -119,7 +120,7 @@ static void *work(void *unused)
         if (is("sync") && count % 2)
             MUST(cuStreamSynchronize(streams[0]));
         if (is("sync") && count % 16 == 0)
-            MUST(cuCtxSetCurrent(context)); /* This context is already current, so the call must change nothing. */
+            MUST(cuCtxSetCurrent(context)); /* Already current, so cuCtxSetCurrent must change nothing. */
         double stop = now();
         /* Ignore the first second, in which the limiter learns the kernel's cost. */
         if (stop > end - seconds + 1 && stop - start > longest)

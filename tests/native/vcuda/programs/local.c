@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests a lookup in a library that the program opens with RTLD_LOCAL, as plugins and language bindings are opened. With
- * -DPLUGIN this file is that library: it is linked to the driver and looks a name up in its own scope. Without -DPLUGIN
- * it is the program, which is not linked to the driver.
+ * A program and, compiled with -DPLUGIN, a library that the program opens with RTLD_LOCAL, as plugins and language
+ * bindings are opened. The library is linked to the driver and looks names up in its own scope. The program is not
+ * linked to the driver.
  */
 #include <dlfcn.h>
 #include <stdio.h>

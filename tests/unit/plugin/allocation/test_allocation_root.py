@@ -18,8 +18,8 @@ def slice_id(gpu) -> str:
 
 
 def whole(root: Path) -> bool:
-    """Returns whether the root contains only lib/ and 0/, and all three folders belong to this user
-    and have mode 0755.
+    """Returns whether the root contains only lib/ and 0/, and the root and these two folders belong to this user and
+    have mode 0755.
     """
     folders = [root, root / "lib", root / "0"]
     return (
@@ -44,7 +44,8 @@ def a_file(path: Path) -> None:
     path.touch()
 
 
-# columns: the state of the root before the repair, the function that causes this state
+# columns: the state of the root before the repair, the function that causes this state. The share folder is 0/, the
+# mount point of an allocation's files.
 SPOILT = [
     ("intact root", lambda _root: None),
     ("root missing", shutil.rmtree),
@@ -125,8 +126,8 @@ AGAIN = [(how, own) for how in ("make", "make_share") for own in ("", "whole", "
 
 @pytest.mark.parametrize(("how", "own"), AGAIN, ids=[f"{how}, {own or 'node'} root" for how, own in AGAIN])
 def test_root_of_an_older_allocation_stays(node, how, own):
-    """A container may have its allocation's own root mounted. The watcher, which checks such mounts, finds the root by
-    its path on the node. So a complete root stays as it is; an incomplete root is replaced.
+    """A container may have its allocation's own root mounted. The watcher compares this mount with the folder at the
+    root's path on the node, and a new folder there would differ. So only an incomplete root is replaced.
     """
     _allocator, files, record, source = allocation(node, own)
     before = os.stat(source).st_ino

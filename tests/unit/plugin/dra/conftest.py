@@ -106,7 +106,7 @@ Begin = Callable[..., Daemon]
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Creates the driver's libraries in a folder where the loader finds them."""
+    """Creates empty files in place of the driver's libraries, in a folder of LD_LIBRARY_PATH; returns their paths."""
     folder = tmp_path / "driver"
     folder.mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
@@ -126,7 +126,7 @@ def start(
     libraries: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Begin:
-    """Returns a function that starts the program with the current node.yaml."""
+    """Returns a function that starts the device plugin's daemon with the current node.yaml."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.registration.POLL_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.publish.FIRST_RETRY_S", 0.05)
@@ -146,7 +146,7 @@ def start(
 
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Returns a function that waits: ``polls(5)`` returns after the program has polled five more times."""
+    """Returns a function: ``polls(5)`` waits until the daemon has called ClaimDriver.poll five more times."""
     from vgpu_plugin.dra.driver import ClaimDriver
 
     came: list[ClaimDriver] = []
@@ -167,14 +167,14 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def begin(node: Node, api: ClaimApi, manager: ClaimManager, start: Begin) -> Begin:
-    """Returns a function that starts the program and the kubelet's claim manager, and waits for the node's
-    ResourceSlices unless ``publishes`` is false.
+    """Returns a function that starts the daemon and waits until it is registered at the kubelet's claim manager, and
+    for the node's ResourceSlices unless ``publishes`` is false.
     """
 
     def begin(publishes: bool = True, **vcuda: Any) -> Daemon:
         configure(node, **vcuda)
         out = start()
-        until(manager.find_drivers, "the driver at the kubelet")
+        until(manager.find_drivers, "the driver's registration at the kubelet")
         if publishes:
             until(lambda: len(api.slices()) == 2, "the slices of both GPUs")
         return out

@@ -2,7 +2,7 @@
 """Tests the check of the variables before a run. Every variable of the collection is checked three times: with a wrong
 value, with a typing error in its name, and with a right value.
 
-The rows follow from the argument specifications and the table of group variables, so a new variable has rows at once.
+The rows follow from the argument specifications and the table of ``vgpu_*`` variables, so a new variable has rows.
 The wrong values follow from the documented type, not from the code that reads the variable.
 """
 
@@ -72,7 +72,7 @@ def test_wrong_value_is_one_error_that_names_the_variable(name: str) -> None:
     found = check({"h": {name: value}})
     mappings = ("resource_names", "mig_geometry", "mig_replicas", "configs", "package_environment")
     if name in [f"vgpu_{one}" for one in mappings]:
-        # The message names the key, because the keys of a mapping are checked.
+        # The wrong value is a mapping, as these variables expect, so the error names one of its keys.
         assert found
         assert all(one.finding.path.startswith(name + ".") for one in found)
         return
@@ -92,8 +92,8 @@ def typing_errors(name: str) -> list[str]:
         name[:middle] + "x" + name[middle + 1 :],
         swapped,
         name + "s",
-        # Without its first letter the name would be that of another collection (cuda_version, gpu_devices), which is
-        # not checked.
+        # A name such as vcuda_root must not lose its v: names that start with cuda_ or gpu_ may belong to other
+        # collections and are not checked. Leave out its second letter instead.
         name[1:] if not name.startswith(("vcuda_", "vgpu_")) else name[0] + name[2:],
     ]
 
@@ -113,6 +113,7 @@ def test_documented_default_is_accepted(name: str) -> None:
 
 
 def test_variables_of_a_rehearsal_are_valid() -> None:
+    """A rehearsal runs the playbooks on simulated hosts and replaces some variables."""
     own = ("ansible_", "verify_isolation_image")
     replaced = rehearsal.replaced("rehearse", "h", "/cache")
     assert check({"h": {name: value for name, value in replaced.items() if not name.startswith(own)}}) == []

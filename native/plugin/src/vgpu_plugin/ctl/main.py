@@ -160,8 +160,8 @@ def resize(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resizable(plugin: Client, what: str) -> str:
-    """Returns the allocation of a container if only docker or podman knows its name (see Tenants). Returns any other
-    name unchanged. Raises Fault if the name is ambiguous.
+    """Returns the allocation of the container named ``what`` if the plugin does not know that name, and docker or
+    podman does (see Tenants). Returns any other name unchanged. Raises Fault if several holders match.
     """
     usages = usage(plugin)
     tenants = Tenants().of(usages)

@@ -93,8 +93,8 @@ class ClaimDriver:
             log.debug("the version of the NVIDIA driver is unknown: %s", fault)
         gpus = tuple(self._pool.gpus)
         records = self._allocator.records.all()
-        # The kube-scheduler, which allocates devices to claims, does not know which GPUs the pods of the device plugin
-        # use. So the GPUs of these pods get a taint, and claims can use such a GPU only after the pods have ended.
+        # The kube-scheduler, which allocates devices to claims, does not know which GPUs the device plugin gave
+        # to pods. So these GPUs get a taint, and claims can use such a GPU only after these pods have ended.
         moving = {one.partition("::")[0] for record in records if record.kind == KUBELET for one in record.slice_ids}
         return slices_of(
             NodeView(
@@ -123,7 +123,7 @@ class ClaimDriver:
             self._threads.append(thread)
 
     def _follow_pool(self) -> None:
-        """Publishes the devices again after each change of their health, and after each change of the slices."""
+        """Publishes the devices again after each change of their health or of the GPUs' division into slices."""
         while not self._stopping.is_set():
             generation, _offers = self._pool.offers()
             self.publisher.ask()
@@ -131,8 +131,8 @@ class ClaimDriver:
                 return
 
     def poll(self) -> None:
-        """Notices when the last pod of the device plugin on a GPU has ended, so that claims may use the GPU. Called
-        regularly.
+        """Notices when the last pod that got a GPU from the device plugin has ended, so that claims may use this GPU.
+        Called regularly.
         """
         self.publisher.poll()
 

@@ -29,7 +29,7 @@ POLICY, SCOPE = _value_of("topologyManagerPolicy"), _value_of("topologyManagerSc
 
 
 def parse(text: str) -> Topology:
-    """Returns the policy and its scope. The kubelet's defaults are no policy, and the scope container."""
+    """Returns the policy and its scope. The kubelet's defaults are the policy ``none`` and the scope ``container``."""
     policy, scope = POLICY.search(text), SCOPE.search(text)
     if policy is None or policy[1] not in POLICIES or policy[1] == POLICIES[0]:
         return NO_POLICY

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..errors import BadRequest, counted
 
 NVLINK = 100
-# If there are at most so many possible sets, all are compared. 8 GPUs have at most 70 sets.
+# All possible sets are compared if there are no more than this number. 8 GPUs have at most 70 sets.
 MOST_SETS = 300
-# Level nvmlGpuTopologyLevel_t of NVML, at which two PCIe paths meet → score.
+# Level at which the PCIe paths of two GPUs meet (NVML's nvmlGpuTopologyLevel_t) → score.
 PCIE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 
 Links = Mapping[str, Mapping[str, int]]

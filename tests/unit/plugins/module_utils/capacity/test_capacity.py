@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the comparison of the slices (parts of a GPU) that a host's configuration gives with those that the device
-plugin and the kubelet advertise. A difference is a reported fault with its remedy.
+plugin and the kubelet advertise. A difference is a reported fault with its remedy; a note is no fault.
 
 Each row of a table changes one fact of a host without differences. A ledger is the file in which the library counts a
 container's GPU memory. A lease reserves a slice for an isolation check (attempts to exceed its limits).
@@ -34,7 +34,7 @@ def test_consistent_host_has_no_difference():
     assert found["library"] == "0.1.0-x"
 
 
-WAITS = [
+WAITS = [  # slices of GPU-a, which keeps its former split while one of them is in use
     {
         "id": f"GPU-a::{n}",
         "uuid": "GPU-a",
@@ -142,8 +142,8 @@ def test_every_difference_has_a_remedy(spoiled, about, words):
 BARE = {"config_text": None, "plugin": None, "checkpoint_text": None, "kubelet": False, "kubelet_fault": "No such file"}
 
 
-# columns: changed answer of NVML. In the first row nothing is changed, so the host still has its driver. In the second
-# row the removal of the collection also removed the driver.
+# columns: changed answer of NVML. The collection is installed on neither host. The first host has a driver, the second
+# has none.
 @pytest.mark.parametrize("nvml_answer", [{}, {"nvml": {"ok": False, "error": "no NVML", "gpus": [], "lost": []}}])
 def test_host_without_an_installation_has_one_difference(nvml_answer):
     found = compared(**BARE, **nvml_answer, unit=False)

@@ -87,7 +87,7 @@ def test_driver_limit_belongs_to_the_group_and_has_the_promised_size(what, limit
         # An oversold slice is larger than the card, so the driver limits it to the memory of the card.
         (DriverLimit(GROUP, 0, 3000 * MIB, card=3000 * MIB), "passed"),
         (DriverLimit(GROUP, 0, SLICE), "passed"),  # The memory of the card is unknown.
-        (DriverLimit(GROUP, hard=SLICE), "passed"),  # Without another figure the soft limit is 0.
+        (DriverLimit(GROUP, hard=SLICE), "passed"),  # The soft limit is 0 by default.
     ],
 )
 def test_driver_limit_checks_every_figure(seen, verdict):
@@ -133,8 +133,8 @@ def test_group_of_a_process_is_its_version_2_group(tmp_path, text, group):
 
 HARD = SLICE
 SUMS = [
-    # columns: sums after a program without our library allocated GPU memory until it was refused (allocated bytes, used
-    # bytes of its control group, free bytes of the card, fault); expected verdict, words of the detail
+    # columns: figures after a program without our library allocated GPU memory until the driver refused (allocated
+    # bytes, used bytes of its control group, free bytes of the card, error); expected verdict, words of the detail
     (Sum(SLICE - 200 * MIB, SLICE - 3 * MIB, 4000 * MIB), "passed", "refused the rest"),
     (Sum(SLICE, SLICE, 0), "passed", "refused the rest"),
     (Sum(SLICE + 2 * MIB, 0, 4000 * MIB), "violated", "the driver granted"),  # More was allocated than the limit.
@@ -142,8 +142,8 @@ SUMS = [
     (Sum(SLICE + 2 * MIB, 0, 0, "it ended"), "violated", "the driver granted"),
     (Sum(SLICE + 2 * MIB), "violated", f"the driver granted {SLICE + 2 * MIB} bytes and counts 0 bytes"),
     (Sum(300 * MIB, 400 * MIB, 10 * MIB), "not-run", "the card was full"),
-    # The refusal is the driver's limit if the group used all but 64 MiB of it, or if the card still had 64 MiB free.
-    # Otherwise the card was full.
+    # The limit counts as the cause of the refusal if at most 64 MiB of it were unused, or if the card had at least
+    # 64 MiB free. Otherwise the card was full.
     (Sum(0, SLICE - 64 * MIB, 0), "passed", "refused the rest"),
     (Sum(0, SLICE - 64 * MIB - 1, 0), "not-run", "the card was full"),
     (Sum(0, 400 * MIB, 64 * MIB), "passed", "refused the rest"),
@@ -211,7 +211,7 @@ MANAGED = [
     (Deltas(PIECE, group=0, card=PIECE, ordinary=0), "violated"),
     (Deltas(PIECE, group=0, card=0, ordinary=PIECE), "not-run"),  # The managed memory stayed on the host.
     (Deltas(PIECE, fault="no answer"), "not-run"),
-    # An allocation counts as shown if an account shows 90 % of it.
+    # Growth of used memory by at least 90 % of an allocation counts as the whole allocation.
     (Deltas(1000, group=0, card=900, ordinary=900), "open"),
     (Deltas(1000, group=0, card=1000, ordinary=899), "violated"),
     (Deltas(1000, group=0, card=899, ordinary=1000), "not-run"),

@@ -47,12 +47,12 @@ GOOD = {
 }
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
 
-# columns: facts of the state that differ, variables nvidia_driver_* that differ; expected changes, words of the error,
-# whether running work is disturbed
+# columns: facts that differ from GOOD, variables nvidia_driver_* that differ from the defaults; expected changes, words
+# of the error, whether running work is disturbed
 ROWS = [
     ({}, {}, [], "", False),
     ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),
-    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # No version is requested, so none is wrong.
+    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # No version is requested, so any version is right.
     ({"held": []}, {}, [f"hold {name}" for name in sorted([*NAMES, "nvidia-persistenced"])], "", False),
     ({"held": []}, {"hold": False}, [], "", False),
     ({("files", BLACKLIST): None}, {}, [f"write {BLACKLIST}"], "", False),
@@ -185,8 +185,8 @@ THERE = {
     ("files", TOKEN): {"sha256": sha256("token"), "mode": "0600", "mtime": 2.0},
     ("units", GRIDD): {"present": True, "enabled": True, "active": True, "started": 3.0},
 }
-# columns: facts of the vGPU guest (a virtual machine with an NVIDIA vGPU) that differ, variables that differ; expected
-# changes
+# columns: facts of a vGPU guest (a virtual machine with an NVIDIA vGPU) that differ from THERE, variables that differ
+# from GUEST; expected changes
 GUESTS = [
     ({}, {}, []),
     ({("files", TOKEN): None}, {}, [f"write {TOKEN}"]),
@@ -295,7 +295,7 @@ def test_another_branch_disturbs_even_with_other_package_names(users, policy, la
 
 @pytest.mark.parametrize("chosen", [{"branch": "580"}, {"version": "580.95.05-0ubuntu1"}, {}])
 def test_another_branch_disturbs_however_it_was_chosen(chosen):
-    """Without a branch and a version the newest branch for the GPUs is chosen."""
+    """If neither branch nor version is set, the role chooses the newest branch that supports the GPUs."""
     there = {"nvidia-utils-535-server": "535.261.03-0ubuntu1", "libnvidia-compute-535-server": "535.261.03-0ubuntu1"}
     state = changed(GOOD, {**UBUNTU, "packages": there, "driver.in_use": []})
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "reboot": "never"}
