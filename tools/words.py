@@ -30,7 +30,7 @@ MOST_CHARACTERS = 420
 MOST_TEXTS = 60
 # A string of at least three words is a message; a shorter string is a key or a name.
 MESSAGE = re.compile(r"[A-Za-z]\S* +\S+ +\S")
-# A comment of nothing but such markers is for a tool and not for a reader.
+# A comment that consists only of such markers is for a tool, not for a reader.
 MARKERS = re.compile(
     r"(?:#?\s*(?:noqa(?::\s*[\w\[\]-]+(?:,\s*[\w\[\]-]+)*)?|type:\s*ignore(?:\[[^\]]*\])?|fmt:\s*\w+"
     r"|pylint:\s*\S+|shellcheck(?:\s+[\w-]+=\S+)+)\s*)+"
@@ -48,7 +48,7 @@ class Text(NamedTuple):
 
 
 def python(source: str) -> Iterator[Text]:
-    """Yields docstrings with the names of their functions, names of tests, comments and messages of a Python file."""
+    """Yields the docstrings, names of tests, comments and messages of a Python file."""
     tree = ast.parse(source)
     docstrings, parts = set(), set()
     for node in ast.walk(tree):

@@ -156,7 +156,7 @@ def test_memory_and_load_when_idle(served, sizes):
     if not sizes["idle"]:
         figures.FIGURES["plugin-idle-cdi"].why = "the measurement takes two minutes: run make bench"
         return
-    # Every ten seconds housekeeping checks each slice's CDI file. The reference is a run without CDI of equal length.
+    # Every ten seconds housekeeping checks each slice's CDI file. The reference is a run of equal length without CDI.
     bare = idle(served(8, 10).process.pid, sizes["idle"])[0]
     part = idle(served(8, 10, "--log-level", "info").process.pid, sizes["idle"])[0]
     note(
@@ -199,7 +199,7 @@ def of_slice(one: str) -> api.AllocateRequest:
     return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=[one])])
 
 
-# System calls on files, as an argument of strace. strace ignores a call with a question mark on machines that lack it.
+# System calls on files, as an argument of strace. A question mark lets strace ignore a call that the machine lacks.
 FILE_CALLS = "%file,?write,?close,?ftruncate,?fchmod,?getdents64,?fstat,?fsync,?fdatasync,?ioctl,?lseek,?read,?pread64"
 
 
@@ -217,7 +217,7 @@ def test_system_calls_of_an_allocate(served, tmp_path):
             for one in ids[1:11]:
                 stub.Allocate(of_slice(one))
         finally:
-            # The end of the with block waits for strace's end.
+            # After this the end of the with block waits until strace has ended.
             traced.terminate()
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
     # gRPC's threads wake each other by an eventfd.
@@ -225,7 +225,7 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     # The watcher and other checks run at the same time, but on other files than those of an allocation.
     records = [line for line in lines if "allocations.json" in line]
     assert len(records) == 10, "each of the ten allocations must be written to allocations.json once"
-    # The number was 42 to 44 before each allocation got the folder `ro`, which a tenant cannot move.
+    # An allocation made 42 to 44 calls before it got the folder `ro`.
     each = len(lines) / 10
     synced = [line for line in lines if "sync(" in line]
     note(

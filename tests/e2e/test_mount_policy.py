@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that pods are refused if they mount a volume over the library's files.
 
-With the admission policy, the real API server refuses them. The test sends each pod of the table doubles/mount_cases.py
-as a dry run; the table also tests the rule in Python. Without the policy, the device plugin refuses the pods at a real
-kubelet. The project's modules apply the policies.
+With the admission policy, a real API server refuses them. The tests send it each pod of doubles/mount_cases.py as a dry
+run; unit tests apply the rule in Python to the same pods. Without the policy, the device plugin refuses the pods when a
+real kubelet starts them. The module kube_mount_policy creates and removes the policy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a podman container that gets a slice (a part of a GPU) by the device plugin's CDI file, while pods use other
-slices of the same node."""
+"""A podman container can get a slice (a part of a GPU) by the device plugin's CDI file, while pods use other slices of
+the same node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
         until(lambda: "took 1" in podman("logs", "outside").stdout, "allocation result in the container's log")
         said = podman("logs", "outside").stdout
         assert f"total {SLICE}\n" in said
-        # The worker prints the CUDA error code of its last allocation, of 1 MiB: 2 is out of memory.
+        # The worker prints "took MIB: RESULT" for an allocation. Its slice is full, so the result is 2, out of memory.
         assert "took 1: 2\n" in said
         totals = [one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]]
         assert totals == [SLICE, SLICE]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the real kubelet's calls to a driver for ResourceClaims match the recorded trace, with which
-tests/unit/plugin checks the kubelet double. Here the driver is the recorder of kubetrace, which shares no code with the
+"""Tests that the real kubelet calls a driver for ResourceClaims as the recorded trace says. tests/unit/plugin checks
+the kubelet double by the same trace. The driver here is kubetrace's recorder, which shares only gRPC code with the
 project's driver. The project's driver runs at the same time. ``VGPU_E2E_RECORD=1`` writes a new trace instead.
 """
 
@@ -85,7 +85,7 @@ class RealKubelet:
         def said() -> str:
             for one in self.cluster.api.get("/api/v1/namespaces/default/events")["items"]:
                 # The node authorizer may learn of a new pod later than the kubelet, which then tries again.
-                # Other components write events without a count.
+                # With ``lasting`` the event must have occurred twice. An event without a count counts as one.
                 known = "no relationship found" not in one["message"] and one.get("count", 1) > lasting
                 if known and one["involvedObject"]["name"] == name and one["reason"] == "FailedPrepareDynamicResources":
                     return one["message"]
@@ -108,7 +108,7 @@ class RealKubelet:
         pod = pods.Pod(self.cluster, name)
         before = pod.restarts()
         for pid in pod.pids():
-            # The other processes may end with the first one that is killed.
+            # If one process is killed, other processes of the pod may end too.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         until(lambda: pod.restarts() > before and pod.running(), f"restart of pod {name}")
@@ -161,7 +161,7 @@ def story(cluster: Cluster) -> Iterator[scenario.Story]:
     kubelet = RealKubelet(cluster)
     out = scenario.Story(kubelet)
     yield out
-    # A pod ends only if its driver unprepares its claims, so the recorder must serve meanwhile.
+    # A pod ends only after the driver has unprepared its claims, so the recorder serves while the pods are deleted.
     out.plugin.stop()
     out.plugin.take(mend=True)
     out.plugin.serve()

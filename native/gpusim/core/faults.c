@@ -34,7 +34,8 @@ void sim_gpu_recover(int gpu)
 
 void sim_event_wait(uint32_t seen, unsigned timeout_ms)
 {
-    /* Waits in real time, because a monitor that waits for a fault would keep virtual time from moving. */
+    /* This wait takes real time. In virtual time its timeout would move an auto clock, and might never come on a
+     * manual clock. */
     if (atomic_load(&sim_self.state->event_seq) == seen)
         sim_futex_wait(&sim_self.state->event_seq, seen, (uint64_t)timeout_ms * 1000000u);
 }

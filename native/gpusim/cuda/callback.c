@@ -27,7 +27,7 @@ static struct {
     bool started;
 } queue = {.mutex = PTHREAD_MUTEX_INITIALIZER, .added = PTHREAD_COND_INITIALIZER};
 
-/* Removes the oldest callback that may run from the list and returns it, or NULL. */
+/* Waits while the list is empty. Then removes and returns the oldest callback whose turn has come, or returns NULL. */
 static struct callback *take_ready(void)
 {
     struct callback *ready = NULL;
@@ -69,7 +69,7 @@ static bool start(void)
     sigset_t all, before;
     if (queue.started)
         return true;
-    sigfillset(&all); /* Only the program's own threads may handle the program's signals. */
+    sigfillset(&all); /* The new thread blocks all signals: only the program's own threads may handle them. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     queue.started = pthread_create(&thread, NULL, worker, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -123,7 +123,7 @@ static CUresult module_here(CUlibrary library, CUmodule *out)
     ENTER_CONTEXT(context);
     CUresult result = CUDA_SUCCESS;
     bool held = context_lock(context);
-    /* Each context has its own lock for loading, because another context must not wait for this load. */
+    /* Each context has its own lock for loading, so that no other context waits for this load. */
     pthread_mutex_lock(&context->loading);
     struct loaded *at = loaded_in(library, context);
     if (!at) {

@@ -58,8 +58,8 @@ static bool is_ours(const struct nvml_device *handle)
     return address >= mig && address < mig + sizeof mig_devices && (address - mig) % sizeof gpus[0] == 0;
 }
 
-/* Checks a handle and finds its device. A handle of a MIG device may outlive the instance, so the instance is searched
- * at each use. */
+/* Checks a handle and describes its device in *target. The handle of a MIG device can outlive its instance, so each use
+ * checks that the instance still exists. */
 nvmlReturn_t nvml_open(nvmlDevice_t handle, unsigned accepts, struct nvml_target *target)
 {
     NVML_TRY(nvml_enter());
@@ -99,7 +99,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetCount(unsigned *count)
     return nvmlDeviceGetCount_v2(count);
 }
 
-/* Returns a handle. A GPU that has fallen off the bus is counted but gets no handle. */
+/* Sets *device to the GPU's handle. A GPU that has fallen off the bus is counted but gets no handle. */
 static nvmlReturn_t give(int gpu, nvmlDevice_t *device)
 {
     sim_lock();

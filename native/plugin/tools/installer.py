@@ -2,8 +2,8 @@
 """Installs wheels into the virtual environment <root>/<version>. The archive that contains this program also contains
 the wheels, so the host needs no network.
 
-The file .complete is written last, so an interrupted installation is repeated. The symlink <root>/current and the
-version that it points to stay unchanged. All other versions except the installed one are removed.
+The file .complete is written last, so an interrupted installation is repeated. The symlink <root>/current stays
+unchanged. Every version is removed except the installed one and the one that the symlink points to.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests a slice's memory limit with every function that allocates memory. Each way to allocate fills the slice in its
- * own process. The result is the larger of two figures: the granted memory plus the memory that was not free at the
- * start, and NVML's figure for that process. Inside a slice NVML shows the library's figure; only an observer outside
- * sees the driver's figure (see --hold in main.c).
+ * Tests a slice's memory limit with every function that allocates memory. Each way to allocate (see `ways`) fills the
+ * slice in its own process. The result is NVML's figure for that process. If NVML gives none, or less than was granted,
+ * the result is the granted memory plus the memory that was not free at the start. Inside a slice NVML shows the
+ * library's figure; only an observer outside sees the driver's figure (see --hold in main.c).
  *
  * No way may get more than the limit. Each way must also reach the limit, except for less than one of its pieces: a way
  * that is charged too much, or refused while there is room, fails.
@@ -225,10 +225,10 @@ static void fill_by(const struct fill *fill, const struct way *way)
             granted += taken;
     cuda->mem_info(&left, &total);
     if (nvml_figures(fill->uuid, &figures) && figures.total - figures.used > left)
-        /* Free bytes of the slice, because cuMemGetInfo shows at most the card's free bytes. */
+        /* cuMemGetInfo shows at most the card's free bytes; the slice's free bytes follow from NVML's figures. */
         left = figures.total - figures.used;
-    /* Only a refusal for lack of memory counts. If there was no room even for one piece, such a refusal proves
-     * nothing. */
+    /* A way that got nothing is skipped, unless it was refused for lack of memory although there was room for a
+     * piece. */
     if (granted == 0 && (refusal != CUDA_ERROR_OUT_OF_MEMORY || at_first < smallest)) {
         result_set(result, PASSED, fill->limit, 0, "bytes", "no %s", way->name);
         return;
@@ -237,7 +237,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > at_first ? total - at_first : 0);
     bool near = found + 2 * smallest > fill->limit;
     if (!near && left > 2 * smallest)
-        board->card_full = 1; /* The request was refused although the slice has room, so the card was full. */
+        board->card_full = 1; /* The slice still has room, so the refusal means that the card is full. */
     result_set(result, found <= fill->limit && near ? PASSED : VIOLATED, fill->limit, found, "bytes",
                "%s: %s filled the slice to %llu bytes, context included%s", fill->uuid, way->name, (unsigned long long)found,
                nvml ? ", as NVML shows it" : "");
@@ -250,7 +250,7 @@ static void measure_ways(const struct fill *fill)
     uint64_t most = 0;
     for (size_t i = 0; i < WAYS; i++) {
         /* The driver can hang if a program requests more unified memory than the card has while other containers fill
-         * the card. So this way is skipped with oversubscription. */
+         * the card. So cuMemAllocManaged is skipped with oversubscription. */
         if (ways[i].take == by_managed && (fill->slice->flags & VGPU_LIMITS_OVERSUBSCRIBE))
             continue;
         result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: the process that filled the slice by %s was killed", fill->uuid,
@@ -269,8 +269,8 @@ static void measure_ways(const struct fill *fill)
         most = result->found > most ? result->found : most;
     }
     result_set(result, most ? PASSED : NOT_RUN, fill->limit, most, "bytes",
-               "%s: the slice was filled by %s: none got more than the limit, and each reached it",
-               fill->uuid, most ? tried : "no way, because the driver has none of the functions");
+               "%s: ways that filled the slice to its limit and not beyond: %s",
+               fill->uuid, most ? tried : "none, because the driver has none of the functions");
 }
 
 void check_every_allocator(const struct slice *slice, struct board *board)

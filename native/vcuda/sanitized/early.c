@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Replaces libvgpu's dlsym in a build with a sanitizer: look-ups by the sanitizer's runtime go directly to the real
- * dlsym.
+ * Lets libvgpu's dlsym serve a sanitizer's runtime that has not started yet.
  *
- * While the runtime starts, it calls this library's dlsym to look up the functions that it intercepts. Until it has
- * started, instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So in this build
- * route_entry.S calls this code first. The code is built without instrumentation and calls no function of libc. For all
- * other callers it calls vgpu_decide.
+ * While the runtime starts, it calls libvgpu's dlsym to look up the functions that it intercepts. Until it has started,
+ * instrumented code and every intercepted function (strcmp, dl_iterate_phdr) would crash. So in a build with a
+ * sanitizer route_entry.S, the entry of dlsym, calls this code instead of vgpu_decide. The code is built without
+ * instrumentation and calls no function of libc. It sends the runtime's look-ups to the real dlsym, and calls
+ * vgpu_decide for all other callers.
  */
 #include <link.h>
 #include <stdint.h>

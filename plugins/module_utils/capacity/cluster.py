@@ -38,8 +38,8 @@ def _limit(container: dict[str, Any], resource: str) -> int:
 
 
 def facts(node: dict[str, Any] | None, pods: Iterable[dict[str, Any]], resources: Iterable[str]) -> dict[str, Any]:
-    """Returns ``{found, ready, resources: {name: {capacity, allocatable, allocated}}, pods}``; a pod is ``{pod,
-    resource, count, phase}``.
+    """Returns what Kubernetes reports of a node: ``{found, ready, resources: {name: {capacity, allocatable,
+    allocated}}, pods}``. An entry of ``pods`` is ``{pod, resource, count, phase}``.
     """
     status = (node or {}).get("status") or {}
     ready = [one.get("status") for one in status.get("conditions") or [] if one.get("type") == READY]
@@ -70,9 +70,9 @@ def _whole(value: Any) -> int | None:
 
 
 def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[dict[str, str]]:
-    """Returns the differences of one node. ``offered``: the node's own report, ``{resources: {name: count}, withheld:
-    count}``. ``withheld`` counts the expected slices that the node does not advertise now, for example unhealthy
-    slices.
+    """Returns where the resources of a node in Kubernetes (``seen``, from ``facts``) differ from those that the node
+    reports (``offered``: ``{resources: {name: count}, withheld: count}``). ``withheld`` counts the expected slices that
+    the node does not advertise now, for example unhealthy ones.
     """
     if not seen["found"]:
         remedy = "give the name that kubectl get nodes lists (device_plugin_node_name), or join the host to the cluster"

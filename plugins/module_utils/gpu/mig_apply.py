@@ -28,8 +28,8 @@ def apply(
     check_mode: bool = False,
     of_gpu: dict[str, dict[str, int]] | None = None,
 ) -> Outcome:
-    """Changes every GPU that supports MIG to the geometry (MIG profiles with counts); an empty geometry switches MIG
-    off. ``of_gpu``: exceptions by UUID.
+    """Applies the geometry (MIG profiles with counts) to every GPU that supports MIG. An empty geometry switches MIG
+    off. ``of_gpu`` contains the geometry of GPUs that need another one, by UUID.
     """
     gpus = nvml.gpus()
     able, warnings = mig_plan.targets(gpus, geometry)
@@ -68,8 +68,8 @@ def _carry_out(nvml: Mig, gpu: dict[str, Any], steps: Steps, geometry: dict[str,
     except NvmlError as fault:
         if fault.code != INSUFFICIENT_RESOURCES or any(one["instance"] is not None for one in gpu["processes"]):
             raise
-        # The instances that were to stay block the placement of a new instance. No process uses them, so destroy all
-        # instances and create all again, the largest first.
+        # An instance that should stay is where a new one must be placed. No process uses an instance, so destroy all
+        # and create all again, the largest first.
         _clear(nvml, index)
         fresh = mig_plan.plan({**nvml.gpu(index), "processes": []}, geometry)
         for name in fresh.create:

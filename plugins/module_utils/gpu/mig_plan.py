@@ -64,9 +64,8 @@ def _memory(gpu: dict[str, Any], profile: str) -> int:
 
 
 def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[str]:
-    """Returns errors for a geometry with a profile that this GPU does not have, with more instances of a profile than
-    NVML allows, or with more than seven compute slices. The placement of the instances is not checked, because NVML
-    places them.
+    """Returns errors for a geometry with a profile that this GPU lacks, with more instances of a profile than NVML
+    allows, or with more than seven compute slices. NVML places the instances, so their placement is not checked.
     """
     if not profiles:
         return []  # The NVML of some drivers lists no profiles before MIG is on.
@@ -85,7 +84,7 @@ def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[
 
 def busy(name: str, gpu: dict[str, Any], steps: Steps) -> list[str]:
     """Returns an error if the steps would disturb processes. A change of the MIG mode disturbs all processes on the
-    GPU. Other steps disturb the processes in an instance that is destroyed, or in no known instance.
+    GPU. The destruction of an instance disturbs the processes in it, and perhaps those whose instance is unknown.
     """
     whole = steps.mode is not None
     held = [one for one in gpu["processes"] if whole or one["instance"] is None or one["instance"] in steps.destroy]

@@ -18,7 +18,7 @@ from typing import Any
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 OUT_OF_MEMORY = 2
-# Bytes of the driver's allocation granularity. Even a smaller request uses this much memory.
+# The driver's allocation granularity in bytes. Even a smaller request uses this much memory.
 LEAST = 2 << 20
 GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL
 CAPABILITY_VERSION = 0x20080522
@@ -59,7 +59,7 @@ class Client:
             if bytes(found).hex() == uuid.replace("GPU-", "").replace("-", "").lower():
                 self._must("cuCtxCreate_v2", ctypes.byref(ctypes.c_void_p()), 0, self.device)
                 return {"code": 0}
-        return {"code": -1, "call": f"the driver lists no {uuid} to a process of the group"}
+        return {"code": -1, "call": f"the driver lists no {uuid} in the control group"}
 
     def take(self, size: int) -> dict[str, Any]:
         block = ctypes.c_uint64()
@@ -69,8 +69,8 @@ class Client:
         return {"code": code}
 
     def fill(self, most: int) -> dict[str, Any]:
-        """Allocates until the driver refuses LEAST bytes. Stops at ``most`` bytes, so that it does not use the memory
-        of neighbours. The key ``refused`` of the result: whether the last call failed because memory is short.
+        """Allocates until the driver refuses even a block of LEAST bytes. Stops at ``most`` bytes, so that it does not
+        use the memory of neighbours. ``refused`` in the result says whether the last call failed for lack of memory.
         """
         taken, piece, code = 0, most, 0
         while piece >= LEAST and taken < most:
@@ -135,7 +135,7 @@ class Client:
 
     @staticmethod
     def limit(uuid: str, group: str, hard: int) -> dict[str, Any]:
-        """Makes the driver limit a group, with soft limit 0."""
+        """Sets the driver's hard memory limit of a control group through NVML, with a soft limit of 0."""
         nvml, device = ctypes.CDLL(NVML), ctypes.c_void_p()
         words = (ctypes.c_uint64 * 3)()
         name = ctypes.create_string_buffer(os.fsencode(group))

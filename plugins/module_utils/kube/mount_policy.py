@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files. It is the rule of
-pods/mounts.py in CEL. The API server evaluates the policy itself, so the rule always applies. There are up to three
-policies. OF_SCHEDULER covers the resource names of the scheduler's configuration. OF_DEVICE_PLUGIN covers the resources
-of the nodes of the role device_plugin, which an annotation records. OF_CLAIMS covers containers with claims. Policies
-may overlap without harm.
+"""Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files. pods/mounts.py explains
+the rule; here it is written in CEL. The API server evaluates the policy itself, so the rule always applies. There are
+up to three policies. OF_SCHEDULER covers the resource names of the scheduler's configuration. OF_DEVICE_PLUGIN covers
+the resources of the role device_plugin; an annotation lists its nodes and their resources. OF_CLAIMS covers containers
+with claims. Policies may overlap without harm.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def manifests(
 
 
 def of_claims(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Returns the policy for containers with claims. In such a container the library looks for shares at more mount
-    points than the container has shares, so a volume that is mounted there would count as a share.
+    """Returns the policy for containers with claims. In such a container the library looks for shares at a fixed
+    list of mount points, so a volume at an unused one would count as a share.
     """
     return manifests(OF_CLAIMS, [extended_resource] if extended_resource else [], claims=True)
 
@@ -84,9 +84,9 @@ def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def ground() -> dict[str, Any]:
-    """Returns a device plugin's policy that refuses nothing and names no node. A run creates it before it writes the
-    nodes. Each later write names the policy's resourceVersion, so if two runs write at once, the API server refuses one
-    of the writes.
+    """Returns a device plugin's policy that refuses nothing and names no node. A controller creates it before it adds
+    the first nodes. Each later write names the resourceVersion that was read, so if two controllers write at once, the
+    API server refuses one of the writes.
     """
     policy = of_nodes({})[0]
     spec = {"matchConstraints": policy["spec"]["matchConstraints"], "validations": [{"expression": "true"}]}
@@ -162,8 +162,8 @@ def _paths() -> str:
 
 def _conflicts() -> str:
     """Returns a CEL expression: for each container that requests GPUs, a text with one sentence for each path that
-    conflicts with a guarded path. The construct ``[place].exists`` splits a path once, and not once for each guarded
-    path, because the API server limits the cost of an expression.
+    conflicts with ``mounts.GUARDED``. ``[place].exists(q, …)`` serves as a variable: without it a path would be split
+    again for each guarded path, and the API server limits the cost of an expression.
     """
     place = "'/' + p.split('/').filter(s, s != '' && s != '.').map(s, s + '/').join()"
 

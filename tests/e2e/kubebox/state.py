@@ -28,7 +28,7 @@ def by_runtime(items: list[Any]) -> None:
 
 
 def reset(cluster: Cluster, node: GpuNode, runtime: str) -> None:
-    """Deletes all pods of the namespace default, stops our programs, and switches to this runtime."""
+    """Deletes all pods of the namespace default, stops our programs, and switches to this container runtime."""
     if pods.delete_all(cluster):
         until(lambda: not node.held(), "kubelet without allocated devices")
     node.reset()

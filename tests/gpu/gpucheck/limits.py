@@ -26,7 +26,7 @@ MUST_HOLD = ("driver-refuses", "driver-limit-children", "driver-limit-root")
 
 
 def _shared(name: str, package: str = "gpu") -> Any:
-    """Imports a module of plugins/module_utils, which needs no Ansible."""
+    """Imports a module of plugins/module_utils that needs no Ansible."""
     sys.path.insert(0, str(ROOT / "plugins"))
     try:
         return importlib.import_module(f"module_utils.{package}.{name}")
@@ -43,7 +43,7 @@ def cgroup_root() -> Path | None:
 
 
 def driver_limits(host: Host, report: Report) -> None:
-    """Tests the driver's limits as the device plugin does, then with a process of a limited group."""
+    """Runs the device plugin's test of the driver's limits. If it passes, runs processes in groups with a limit."""
     limits, nvml = _shared("memory_limits"), _shared("nvml")
     reader = nvml.CtypesReader()
     reader.start()
@@ -68,7 +68,8 @@ def driver_limits(host: Host, report: Report) -> None:
 
 
 def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) -> None:
-    """Fills a limited group without the library, and compares the granted bytes with the driver's accounting."""
+    """Allocates memory in a limited group, without libvgpu.so, until the driver refuses. By the driver's accounting
+    the group must then be at its limit or little below."""
     hard = 2048 * MIB
     root = cgroup_root()
     assert root is not None
@@ -96,8 +97,8 @@ def _refuses(host: Host, report: Report, limits: Any, reader: Any, handle: Any) 
 
 
 def _tried(host: Host, report: Report, limits: Any, reader: Any, handle: Any, backend: str) -> None:
-    """Runs the checks of vgpu_isolation in a limited group. Some of them try managed memory and the child of an
-    ended process."""
+    """Runs the checks of vgpu_isolation in a limited group. Two of them test whether the driver also charges managed
+    memory, and memory of a child whose parent has ended."""
     checks, hard, root = _shared("driver_checks", "isolation"), 2048 * MIB, cgroup_root()
     assert root is not None
     group = root / f"vgpu-gpu-check-{os.getpid()}-tried"

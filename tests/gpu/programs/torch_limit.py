@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside a slice: PyTorch allocates up to the limit and beyond. Prints "full" and waits for a line of input, so
-that the GPU's usage can be read from outside; ends with one line of JSON. With an argument it only measures the time of
-PyTorch's first use."""
+"""Runs inside a slice and lets PyTorch allocate up to the limit and beyond. Prints "full" and waits for a line of
+input, so that a test can read the GPU's usage from outside. Then prints one line of JSON. With an argument it only
+measures the time of PyTorch's first use."""
 
 import json
 import sys

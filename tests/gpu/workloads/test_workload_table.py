@@ -11,8 +11,7 @@ import measure
 import pytest
 import table
 
-# columns of the published ai-benchmark table: id, name, type, batch, size. This is a separate copy of it, to check the
-# code's table.
+# The published ai-benchmark table, copied again to check the code's table. columns: id, name, type, batch, size
 PUBLISHED = """\
 1.1 Resnet-V2-50 inference 50 346*346
 1.2 Resnet-V2-50 training 20 346*346

@@ -57,8 +57,8 @@ WantedBy=sysinit.target
 
 
 def reboot(node: Node) -> None:
-    """Reboot the host. The kernel's boot id does not change, because a simulated host is a container. So a unit on the
-    host sets a new id at each boot."""
+    """Reboot the host. A simulated host is a container, so its reboot does not change the kernel's boot id. A unit on
+    the host sets a new id at each boot instead."""
     node.write("/etc/systemd/system/boot-id.service", NEW_BOOT_ID % BOOT_ID)
     node.run("systemctl", "enable", "--quiet", "boot-id.service")
     before = node.read(BOOT_ID)

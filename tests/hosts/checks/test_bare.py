@@ -15,7 +15,7 @@ from simhosts import hardware
 
 T4, V100 = "gpu-t4-1", "gpu-v100-1"
 
-# An example that is often published with this mistake: the comma before default-shm-size is missing.
+# A daemon.json that is often published as an example. It lacks the comma before default-shm-size.
 BROKEN_DAEMON_JSON = """\
 {
     "default-runtime": "nvidia",

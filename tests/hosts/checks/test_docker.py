@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the role container_runtime on a real dockerd, with users' daemon.json files and with daemons that refuse a
-setting. For every file the role runs in check mode, applies, repeats and undoes its change. Docker itself reports the
-daemon's settings; the tests compare the files byte for byte.
+setting. With each file the role runs in check mode, then twice to apply its change, and then to undo it. Docker itself
+reports the daemon's settings; the tests compare the files byte for byte.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(folder: Path, role: str = ROLE, *options: str, host: str = HOST, **varia
 
 
 def lay_out(node: Node, text: str | None) -> None:
-    """Write a user's daemon.json and start docker with it."""
+    """Writes a user's daemon.json and starts docker with it."""
     node.shell(
         f"rm -rf {PATH} /srv/docker.json {DROP_IN} /var/lib/vgpu/baseline/daemon.json /run/vgpu-docker-daemon.pending"
     )
@@ -91,7 +91,7 @@ def restart(node: Node) -> None:
 
 
 def facts(node: Node, path: str = PATH) -> str:
-    """Return kind, mode, owner and bytes of a file."""
+    """Returns two lines: kind, mode, owner and name of a file, and its content in base64."""
     return node.shell(f"stat -c '%F %a %u:%g %N' {path}; base64 -w0 {path}")
 
 
@@ -113,7 +113,7 @@ FOREIGN = """\
 \t"runtimes": {"other": {"path": "/usr/bin/env", "runtimeArgs": ["-i"]}}
 }
 """
-# columns: case, text of daemon.json, command that changes the file's kind or owner; keys that must stay unchanged
+# Columns: case, text of daemon.json, command that changes the file's kind or owner, keys and values that must stay.
 FILES: list[tuple[str, str | None, str, dict[str, Any]]] = [
     ("plain", "{" + NEEDED + "}\n", "", {"bridge": "none", "iptables": False}),
     ("foreign keys, tabs and unicode", FOREIGN, "", {**json.loads(FOREIGN)}),
@@ -155,7 +155,7 @@ def test_check_apply_repeat_undo(
     assert list(written)[: len(json.loads(text or "{}"))] == list(json.loads(text or "{}")), (
         "expected the keys in the order of the former file"
     )
-    # The first line has the file's kind, mode and owner, which the role must not change.
+    # The role must not change the file's kind, mode and owner, which are in the first line of facts().
     assert facts(node).splitlines()[0] == before.splitlines()[0]
 
     again = run(folder)
@@ -169,8 +169,8 @@ def test_check_apply_repeat_undo(
 
 @pytest.mark.parametrize("text", [None, "", "\n", "\ufeff{}"], ids=["no file", "empty", "blank", "byte order mark"])
 def test_files_without_a_key(node: Node, folder: Path, text: str | None) -> None:
-    """The files have no key. Docker cannot start with such a file on these hosts, so docker first runs with other keys.
-    docker 20.10 cannot start with a byte order mark, so the role writes no byte order mark."""
+    """Docker cannot start with such a file on these hosts (see NEEDED), so it is started with another file before.
+    docker 20.10 cannot start with a byte order mark, so the role writes none."""
     lay_out(node, "{" + NEEDED + "}\n")
     node.shell(f"rm {PATH}")
     if text is not None:
@@ -182,7 +182,7 @@ def test_files_without_a_key(node: Node, folder: Path, text: str | None) -> None
     assert json.loads(node.read(PATH))["bridge"] == "none"
 
 
-# columns: case, text of daemon.json, options of dockerd in its unit, variables of the role; expected words in the
+# Columns: case, text of daemon.json, options of dockerd in its unit, variables of the role, words expected in the
 # message. In each case the role must neither change the file nor stop the daemon.
 REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("invalid JSON", "{" + NEEDED + ',\n  "log-driver": "local"\n  "debug": true}\n', "", {}, "line 3, column 3"),

@@ -27,11 +27,11 @@ from .test_cdi import FOLDER, LIMITS, podman
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-# Checks that need a view from outside the container, the node's watcher (which looks for bypasses), or a second process
-# that enters the container.
+# The checks that must pass in a container. The first ones need a view from outside the container, the node's watcher
+# (which looks for bypasses), or a container with another slice of the GPU at the same time.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
 CHECKS += ["share-beside", "import-beside"]
-# Checks with two processes in one container, and checks that only work in a container.
+# These need two processes of one container, or work only in a container.
 CHECKS += ["bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept", "neighbours", "graphics"]
 # A stand-in for NVIDIA's runtime: applies the edits of the plugin's CDI file to the container's configuration.
 RUNTIME = """#!{python}
@@ -61,7 +61,7 @@ READ_MORE = f"path = {{!r}} + '/{MORE_OPTIONS}'\nasked = json.load(open(path)) i
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """Lets only one run of these tests at a time use the machine, because the tests search the whole machine for
+    """Lets only one run of this file use the machine at a time, because the tests search the whole machine for
     leftovers."""
     with open(Path(tempfile.gettempdir()) / "vgpu-test-isolation-container", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,8 +82,8 @@ def left_over() -> list[str]:
 
 @pytest.fixture
 def with_podman(node: RealNode) -> Iterator[dict]:
-    """Yields module options for podman. The CDI device's name is unique to this test, because other runs may use the
-    machine."""
+    """Yields module options for podman. The kind of the CDI device is unique to this test, because the tests of other
+    files may write to the machine's CDI folder at the same time."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     mark = f"t{uuid.uuid4().hex[:8]}"
@@ -121,15 +121,15 @@ def test_podman_without_an_image_passes_the_checks(node: RealNode, with_podman: 
     assert set(verdicts(result)) == set(CHECKS)
     found = {check["name"]: check for check in one["checks"]}
     assert found["limit-exact"]["found"] == str(SLICE_MIB * MIB)
-    # This is the memory use of a process with a separate root, as the driver reports it on the host.
+    # The driver on the host must also report the memory of a process in a container.
     assert int(found["outside-memory"]["found"]) >= SLICE_MIB * MIB * 9 // 10
     assert left_over() == []
     assert node.vgpuctl("status")["allocations"] == []
 
 
 def test_a_namespace_of_libraries_can_be_made_without_an_image(node: RealNode, with_podman: dict) -> None:
-    """The bypass in a loader namespace must find the loader; otherwise the check would report a bypass as prevented
-    that never ran."""
+    """The check bypass-namespace loads the driver with dlmopen, which searches for the loader by name. If the loader is
+    missing, the bypass cannot run, and the check would report it as prevented."""
     rc, result = node.isolation(runtime="podman", checks=["totals", "bypass-namespace"], duration=60, **with_podman)
     assert rc == 0, result
     assert verdicts(result)["bypass-namespace"] in ("detected", "open"), result

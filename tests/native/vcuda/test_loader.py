@@ -65,16 +65,17 @@ def watched(built: None) -> str:
     return f"{sanitizing.WATCHED}/loader_watch.so:{sanitizing.WATCHED}/libvgpu.so"
 
 
-# Keys: the argument of the planted program. With "dlopen" and "dlsym" it calls this function while it holds a lock of
-# the library. With "dropped" and "free" it calls the loader without the lock. Values: whether loader_watch.so must
-# abort the program.
+# Keys: the argument of the program planted (loader_watch.c). With "dlopen" and "dlsym" it calls the function of this
+# name while it holds a lock. With "dropped" it releases the lock before the call, with "free" it takes no lock. Values:
+# whether loader_watch.so must abort the program.
 CALLS = {"dlopen": True, "dlsym": True, "dropped": False, "free": False}
 
 
 @pytest.mark.own_build
 @pytest.mark.parametrize("call", CALLS)
 def test_watcher_finds_a_loader_call_with_a_lock_held(watched: str, tmp_path: Path, call: str) -> None:
-    """The negative control of the next test and of ``--sanitizer loader``: a planted program makes a forbidden call."""
+    """The negative control of the next test and of ``--sanitizer loader``: a program calls the loader while it holds a
+    lock."""
     log = str(SOURCES / "limits/log.c")
     flags = ("-DPLANTED", "-DVGPU_WATCH", str(sanitizing.WATCHED / "loader_watch.so"), "-ldl")
     program = compile_program(tmp_path, "planted", "loader_watch.c", log, flags=flags)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vgpu-probe can check that a container cannot import the GPU memory of another container. Here two probes run in two
-containers of one GPU: one exports memory and the other tries to import it. With a defective library the check must
-fail."""
+containers of one GPU: one exports memory and the other tries to import it. With a defective library the verdict
+of the check must be ``violated``."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_import_from_another_container_is_refused_or_found(host: Host, tmp_path:
     assert made["verdict"] == "passed", made
     if mutant == "no defect":
         assert taken["detail"].count("answers 801") == 4, taken
-        # Memory for which the importer has a descriptor stays on the card, so the exporter gets no new memory for it.
-        # Pool and IPC memory is freed.
+        # The exporter has freed its three pieces. One stays on the card and charged, because the importer still has a
+        # descriptor of it. So the exporter is granted two pieces again.
         assert made["found"] == 2 * PIECE
     assert host.on_card() == host.charged() == 0, "the probes left memory on the card"
 

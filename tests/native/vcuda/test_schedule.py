@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the schedule of the arbiter, the node's service that gives containers (tenants) turns on a GPU.
 
-The tests call schedule.c step by step through ctypes, with the input that programs would write. They check each
-tenant's credit, the GPU time in ns that it may still claim, and its gate. A tenant may launch while its gate is open.
+The tests call schedule.c step by step through ctypes, with the input that the tenants' programs would write. They
+check each tenant's credit (the GPU time in ns that it may still claim) and its gate. A tenant may launch while its gate
+is open.
 """
 
 from __future__ import annotations
@@ -131,13 +132,14 @@ class Node:
         raise AssertionError(f"no turn of tenant {i} in a second")
 
     def lag(self, i: int, other: int) -> float:
-        """Returns how much more GPU time tenant `i` is owed than tenant `other`, in ms."""
+        """Returns by how many ms tenant `i` is owed more than tenant `other`, each credit divided by the share."""
         at = [self.tenant(j).credit / (self.tenant(j).inputs.share_ppm / 1e6) for j in (i, other)]
         return (at[0] - at[1]) / MS
 
 
 def test_work_queued_while_alone_is_charged_when_another_tenant_waits(library) -> None:
-    """Tenant 0 runs for 20 ms while tenant 1 waits, so tenant 1 is owed 40 ms more: 20 ms divided by the share 0.5."""
+    """Tenant 0 queues 20 ms of work while it is alone. The work runs while tenant 1 waits, so it is charged. The lag is
+    then 40 ms: 20 ms divided by the share 0.5."""
     node = Node(library, 50, 50)
     node.run(100, 0)
     node.launch(0, 20)
@@ -203,8 +205,8 @@ def test_overcharge_is_refunded_down_to_the_held_time(library) -> None:
 
 
 def test_time_used_alone_after_a_late_turn_is_not_owed(library) -> None:
-    """At the end of a turn the arbiter may have charged too much or too little. It corrects this only among the tenants
-    that competed for that turn."""
+    """A turn is late if its work still runs after it. The arbiter later corrects the charge for this work. GPU time
+    that the tenant uses alone must not enter the correction."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)
@@ -238,7 +240,7 @@ def test_tenant_that_waited_long_gets_a_turn_if_its_overuse_is_small(
     library, owes_ms: int, within_ms: int | None
 ) -> None:
     """At a share of 5 %, 25 ms of overuse take half a second to recover. A tenant with so little overuse must get a
-    turn sooner, with more overuse it must wait."""
+    turn within 100 ms. A tenant with more overuse must wait longer."""
     node = Node(library, 5, 95)
     node.run(100, 0, 1)
     node.until_turn(1, 0, 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's controller threads read the timing events of launches and correct the charges of the launches; this is
-called settling. If the library can start no such thread, or only one, shares are still enforced and no thread blocks.
+"""A launch is first charged a predicted GPU time. A thread of the library settles it later: it replaces the prediction
+by the measured time. If that thread blocks in the driver, a further one takes over. If the library can start only one
+such thread, or none, shares are still enforced and the program does not block.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from conftest import LINKED, PRELOAD, PROFILE, Host, compile_program
 from shares import Container, Node
 from test_contexts_apart import LAUNCHES, US
 
-# The test replaces pthread_create, as a sanitizer does, so both cannot be used together.
+# A sanitizer replaces pthread_create too, so these tests cannot run with one.
 pytestmark = pytest.mark.own_build
 
 PERCENT = 25
@@ -58,8 +59,8 @@ def test_long_kernels_are_charged_their_duration(node: Node, how: str, threads: 
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_locked_context_does_not_delay_settling_on_another_gpu(node: Node, threads: int) -> None:
-    """The only controller thread is blocked inside the driver, at GPU 0. A thread of the program that waits for GPU 1
-    must then settle the launches on GPU 1."""
+    """The only settling thread is blocked inside the driver, at GPU 0. So a thread of the program that waits for GPU 1
+    must settle the launches there."""
     node.host.become(PROFILE.replace("[gpu]", "hostile = context-lock\n[gpu]"))
     container, said = ends(node, threads, "apart.c", str(LAUNCHES), 50)
     assert said == "launched\nok\n"

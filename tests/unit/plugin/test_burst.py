@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests burst memory: a pod's limit may exceed the memory that it is promised, which means guaranteed. The tests run
-the whole program with doubles of the API server and the kubelet, and check the limits files on disk and the values that
-users see.
+"""Tests burst memory: a pod's memory limit may exceed its promised (guaranteed) memory. The tests run the whole program
+with doubles of the API server and the kubelet, and check the limits files on disk and the values that users see.
 """
 
 from __future__ import annotations
@@ -56,6 +55,8 @@ def test_pod_bursts_and_returns_memory(node, kubelet, api, start):  # noqa: F811
 
 
 def test_cores_are_resized_by_grant_and_by_root_and_the_promise_stays(node, kubelet, api, start, capsys):  # noqa: F811
+    """The scheduler (by a grant on the pod) and root (by vgpuctl resize) may change the cores of a pod with burst
+    memory. Root may not change its memory."""
     start()
     first = node.gpus[0].uuid
     plan(api, "bursts", (first, 2000, 20, 4000))

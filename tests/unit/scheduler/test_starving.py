@@ -71,7 +71,7 @@ def test_slow_or_invalid_client_is_disconnected(text, begins, monkeypatch):
 def test_large_bodies_do_not_delay_small_ones():
     async def go():
         async with world(nodes=1) as (_double, one, _names), contextlib.AsyncExitStack() as held:
-            # Each client sends all but the last byte, so the server waits for that byte up to BODY_SECONDS.
+            # Each client withholds its last byte, so the server waits for it, at most BODY_SECONDS.
             slow = [await sends(one, of_length(LARGE, b" " * (LARGE - 1))) for _n in range(server_module.AT_ONCE)]
             for _reader, writer in slow:
                 held.callback(writer.close)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the contracts of import-linter, which forbid that a lower layer of the code imports an upper layer: for each
-contract a forbidden import is added, which must be refused.
+"""Tests the contracts of import-linter, by which a lower layer of the code must not import an upper layer. The tests
+add forbidden imports, which lint-imports must refuse.
 """
 
 from __future__ import annotations

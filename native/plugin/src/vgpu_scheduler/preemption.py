@@ -3,9 +3,9 @@
 room for that pod until it is bound.
 
 The kube-scheduler picks victims by its own count, ``nvidia.com/gpu`` of the whole node. The ledger (which pod holds how
-much of which GPU) knows what each GPU is short of. So this module adds the missing victims, as few as possible. The
-kube-scheduler then deletes the victims and nominates the node; it reserves its own resources there, but not MiB and
-compute. This module reserves these against pods of the same or a lower priority.
+much of which GPU) shows what room the pod lacks on each GPU. So this module adds the missing victims, as few as
+possible. The kube-scheduler then deletes the victims and nominates the node; it reserves its own resources there, but
+not MiB and compute. This module reserves these against pods of the same or a lower priority.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 from . import search, wire
 from .ledger import Ledger, NoRoom
 
-# One call adds victims on nodes until this many nodes have enough room, then it stops. Nodes are handled in groups of
-# this size, so a call may end with more nodes, but with fewer than twice as many. The limit is needed because a
-# kube-scheduler may name a tenth of a large cluster.
+# ``victims`` adds victims on nodes in groups of this many nodes. It stops after the group with which at least this many
+# nodes can make room. The limit is needed because a kube-scheduler may name a tenth of a large cluster.
 MAX_COMPLETED = 64
-# Maximum number of nominated pods (which wait for their victims to end) that are placed within one filter call. If
-# there are more, the nodes of the remaining ones count as full for other pods.
+# Maximum number of nominated pods (which wait for their victims to end) that are placed within one filter call. The
+# nodes of further nominated pods count as full in that call.
 MAX_KEPT = 32
 
 
@@ -113,8 +112,8 @@ class Preemption:
     def begin(
         self, ask: PodAsk, uid: str, priority: int, names: Sequence[str], spared: Collection[str] = ()
     ) -> dict[str, list[str]]:
-        """Returns for each node the uids of the pods to evict so that the pod has room; pods that are already ending
-        are left out. ``spared`` are never evicted.
+        """Chooses victims like ``victims``, but for a preemption that shortage.py starts. Returns for each node the
+        uids of the pods to evict, without those that are already ending. ``spared`` are never evicted.
         """
         ending = {name: [one for one in self._lower(name, priority, spared) if one in self._ending] for name in names}
         taken = self._taken(uid, priority, names)
@@ -173,13 +172,13 @@ class Preemption:
 
     @contextmanager
     def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
-        """Keeps in the ledger, until the ``with`` block ends, the nominated pods that pod ``uid`` must not overtake.
-        Yields the nodes that have no room for the nominated pods yet, because their victims are still there. No other
-        pod may be placed on these nodes, because it would fill the freed room.
+        """Holds room in the ledger for the nominated pods that pod ``uid`` must not overtake, until the ``with`` block
+        ends. Yields the nodes without room for them yet, because their victims are still there. Pod ``uid`` may not be
+        placed on these nodes, because it would fill the freed room.
 
-        Nothing is reserved for a nominated pod that would have no room even after the end of all victims, for example
-        because a GPU became unhealthy. The kube-scheduler withdraws such a nomination late or never, and other pods
-        could not use the node until then.
+        Nothing is reserved for a nominated pod that has no room even once all pods of lower priority are gone, for
+        example because a GPU became unhealthy. The kube-scheduler withdraws such a nomination late or never, and other
+        pods could not use the node until then.
         """
         wanted = set(names) if self._nominated else ()
         full: set[str] = set()
@@ -221,8 +220,8 @@ class Preemption:
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
 
     def helps(self, uid: str, one: Nominated) -> bool:
-        """Whether a pod may be nominated for the node: no room there is reserved for another pod, and the end of all
-        pods of lower priority makes room (``_helps``).
+        """Whether a pod may be nominated for the node: ``_helps`` is true, and no room there is reserved for another
+        pod.
         """
         return not self._taken(uid, one.priority, [one.node]) and self._helps(one)
 
@@ -293,7 +292,7 @@ class Preemption:
 
     def _leave(self, ask: PodAsk, gone: Mapping[str, list[str]], more: dict[str, list[str]]) -> None:
         """Removes from ``more`` (node → additional victims) the nodes where the pod has no room even once these victims
-        and those in ``gone`` have ended.
+        and the kube-scheduler's (``gone``) have ended.
         """
         all_gone = {name: gone[name] + uids for name, uids in more.items() if uids}
         fits = set(self._ledger.filter(ask, list(all_gone), all_gone).fits)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds why a pod does not fit on a node. Each node gets one Reason, that of the first test that fails.
 
-The kube-scheduler counts equal texts ("3 not a GPU with …"), so a text names only what the pod needs. ``explain``
-reports what the node has.
+The kube-scheduler merges equal texts of nodes and puts their number before the text ("3 not a GPU with …"). So a text
+names only what the pod needs; ``explain`` reports what the node has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reason(IntEnum):
     LABELS = 10
 
 
-# The end of other pods does not remove these reasons, so no preemption is tried for them.
+# These reasons remain if other pods end, so no preemption is tried for them.
 LASTING = (
     *(Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Reason.UNHEALTHY),
     Reason.LABELS,
@@ -41,8 +41,8 @@ LASTING = (
 
 
 def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
-    """Returns a Reason for each row (node); the pod fits on none of them. The Reason belongs to the first test that too
-    few GPUs pass.
+    """Returns a Reason for each row (node), none of which the pod fits on. A test fails if fewer of the node's GPUs
+    pass it than a container requests.
     """
     codes = np.full(len(view.capacity), Reason.TOGETHER, np.int8)
     codes[numa.aligns(view, numa.OF_POD)] = Reason.NUMA

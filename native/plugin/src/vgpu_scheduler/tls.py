@@ -40,8 +40,8 @@ class Tls:
         self._now: Certificates | None = None
 
     async def keep(self) -> None:
-        """Renews and installs the certificates where needed. Raises ApiError if the Secret can neither be read nor
-        written.
+        """Renews and installs the certificates where needed. Raises ApiError if the Secret or a webhook configuration
+        cannot be read or written.
         """
         found = await self._ensure()
         await self._trust(found.bundle)
@@ -97,7 +97,8 @@ class Tls:
                 for one in webhooks:
                     one.setdefault("clientConfig", {})["caBundle"] = wanted
                 version = (found.get("metadata") or {}).get("resourceVersion")
-                # The patch contains the resource version, so that two replicas never mix their lists of webhooks.
+                # The API server refuses the patch if the object has another resource version by now. So a list of
+                # webhooks that another program has changed meanwhile is not overwritten.
                 await self._api.call("PATCH", path, {"metadata": {"resourceVersion": version}, "webhooks": webhooks})
                 log.info("%s trusts the current certificates", path)
                 return

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tables of blocks. A block records what one pointer or handle was charged. The tables are hash maps with open
- * addressing, linear probing and backward-shift deletion, in 64 independently locked parts. Finding and removing a
- * block takes the same time with ten and with a million blocks.
+ * The tables of blocks. A block records what was charged for one pointer or handle. The tables are hash maps with open
+ * addressing, linear probing and backward-shift deletion, in 64 independently locked parts. Finding or removing a block
+ * takes as long among a million blocks as among ten.
  */
 #include "blocks.h"
 
@@ -19,8 +19,8 @@ struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_handles, vgpu_map
 static __attribute__((noinline)) void part_take(struct part *part)
 {
     for (unsigned tries = 0; !part_try(part); tries++)
-        /* After 100 tries the thread that has the lock is probably not running. Then this thread sleeps, because with
-         * strict scheduling priorities sched_yield alone would never let the other thread run. */
+        /* After 100 tries the thread that has the lock is probably not running. This thread then sleeps, because
+         * sched_yield never lets a thread of lower real-time priority run. */
         if (tries > 100)
             nanosleep(&(struct timespec){0, 20000}, NULL);
         else

@@ -43,13 +43,13 @@
 /* Number of begin events that are in use by flows. A flow is the launches of one thread into one stream. */
 static int out;
 static int recorded; /* Number of recorded events. */
-static bool alone; /* True if the arbiter's gate is open at full rate. */
+static bool alone; /* True if the page shows an open gate at full rate. */
 static uint32_t most_us; /* The page's maximum of queued work, or 0 for none. */
-/* If `waits` is set, each launch finds its budget of GPU time empty at the first try. `waited` is set between the first
- * and the second try. */
+/* If `waits` is set, the budget of GPU time is empty at the first try of each launch and full at the second. `waited`
+ * is set between these tries. */
 static bool waits, waited;
 static bool capturing;
-static bool crowded; /* True if fence_crowded() reports eight fences as too many. */
+static bool crowded; /* If set, fence_crowded() returns true from eight fences on. */
 static int fences;
 /* GPU time that was charged, and predicted GPU time of all fences. */
 static uint64_t charged, fenced;
@@ -144,7 +144,8 @@ static void launch(uintptr_t stream, CUresult answer)
     limiter_after(&ticket, answer);
 }
 
-/* Measures the kernel repeatedly, until the library knows its cost, so that several launches can share a segment. */
+/* Simulates measurements of the kernel until the library knows its cost. Each launch of a kernel of unknown cost would
+ * get a segment of its own. */
 static void learn(uint64_t took)
 {
     struct settler settler = {0};
@@ -207,7 +208,7 @@ static bool prints(const char *what)
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
-    bool seen = false; /* True if a segment was open in at least one round. */
+    bool seen = false; /* True if a segment was open after a launch in at least one round. */
     learn(!strcmp(what, "long") || !strcmp(what, "crowded") ? 500 * US : !strncmp(what, "mid", 3) ? 100 * US : 10 * US);
     if (prints(what))
         return 0;

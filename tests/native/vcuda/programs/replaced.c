@@ -3,9 +3,9 @@
  * Tests controller.c, the library's controller thread, alone. Usage: replaced SEED.
  *
  * A fence is a pair of timing events around launches. The controller thread settles fences: it reads their events and
- * charges the launches. If this thread blocks inside the driver, the library replaces it by a new thread. Here other
- * threads add fences, and the controller thread blocks repeatedly. Each fence must still be settled soon. Prints how
- * often a controller thread blocked. The contexts are simulated in this file.
+ * charges the launches. If this thread blocks inside the driver, the library starts a new controller thread in its
+ * place. In this test other threads add fences while the controller threads block repeatedly. Each fence must still be
+ * settled soon. Prints how often a controller thread blocked. This file simulates the contexts.
  */
 #include "compute/limiter.h"
 

@@ -6,7 +6,7 @@
 
 #include "driver/cuda_abi.h"
 
-/* FN(symbol, name, version, per-thread stream, parameters) */
+/* Each line: symbol; name, version and per-thread stream (0 or 1) for cuGetProcAddress; parameters. */
 #define FUNCTIONS(FN) \
     FN(cuInit, "cuInit", 2000, 0, (unsigned flags)) \
     FN(cuDeviceGetCount, "cuDeviceGetCount", 2000, 0, (int *count)) \
@@ -126,8 +126,8 @@ struct api {
 #undef FN
 };
 
-/* Looks up all functions by the named route, such as link or proc; routes.c has the list. A function that the route
- * does not find stays NULL. Returns 0 if there is no such route. */
+/* Looks up all functions by a route of routes.c, such as "link". A function that the route does not find becomes NULL.
+ * Returns 0 if there is no such route. */
 int route_fill(struct api *api, const char *route);
 
 #endif

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control socket of the kubelet double. It receives requests and returns responses, one JSON object per line. The
-command line is its client.
+"""The control socket of the kubelet double. Each line is a JSON object: a request from the double's command line, or
+the response to it.
 """
 
 from __future__ import annotations

@@ -48,16 +48,16 @@ class Manager(rpc.RegistrationServicer):
     """The device manager. ``start`` and ``stop`` start and stop the kubelet; both keep the checkpoint file."""
 
     def __init__(self, folder: Path, asks: bool = True) -> None:
-        """``asks``: whether the kubelet calls GetPreferredAllocation. A kubelet before 1.19 does not, and takes any
-        free id.
+        """``asks`` is true if the kubelet calls GetPreferredAllocation. A kubelet before 1.19 does not call it, and
+        takes any free id.
         """
         self.folder = folder
         self._asks = asks
         self.lock = threading.RLock()
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
-        # Devices of deleted pods. As in the real kubelet, this list is cleared only when the next pod is admitted or
-        # PodResources is called. The checkpoint file contains these devices until its first write after that.
+        # Devices of deleted pods. Like the real kubelet, the double forgets them only when the next pod is admitted or
+        # PodResources is called. The checkpoint file contains them until its first write after that.
         self._ended: list[Held] = []
         self._server: grpc.Server | None = None
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates other slices than the kubelet named. This is needed for a kubelet before 1.19: it takes any free id without
-asking the plugin for a preference, so its pods would fill one GPU. No I/O.
+"""Allocates other slices than the kubelet named, without I/O. This is needed for a kubelet before 1.19: it takes any
+free id without asking the plugin for a preference, so its pods would fill one GPU.
 
-Such a kubelet only counts ids, and the node has as many free slices as the kubelet has free ids. So each id that the
-kubelet allocated stands for one slice. The record of the allocation says for which one.
+Such a kubelet only counts ids, and the node has as many free slices as the kubelet has free ids. So the kubelet's id
+may stand for a slice with another id. The record of the allocation contains both.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def substitute(
     ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record], spread: bool, packed: bool = False
 ) -> list[str]:
     """Returns the slices to allocate for ``ids``. ``offers`` are the slices of the requested resource with their
-    health, in NVML's order. If ``spread`` is true, this function always chooses the slices, by the rules of
-    preference.py. Otherwise ``ids`` is returned, unless an allocation with other ids already holds one of these slices.
-    Raises NotNow if too few slices are free.
+    health, in NVML's order. The slices are chosen by the rules of preference.py if ``spread`` is true, or if an
+    allocation with other ids already holds one of the slices that ``ids`` name. Otherwise ``ids`` is returned. Raises
+    NotNow if too few slices are free.
     """
     wanted, records = frozenset(ids), list(records)
     # The kubelet may name an id again after its pod has ended, or for another container of the same pod that runs
@@ -46,8 +46,8 @@ def substitute(
 
 
 def on_gpus(uuids: Sequence[str], ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record]) -> list[str]:
-    """Returns the slices of a container whose record is lost. If ``ids`` are on the container's GPUs, they are
-    returned, and otherwise free slices of its GPUs.
+    """Chooses slices for a container whose record is lost. ``uuids`` are its GPUs, from the kubelet's checkpoint.
+    Returns ``ids`` if they are on these GPUs or no GPU is known, and otherwise free slices of these GPUs.
     """
     devices = {offer.slice.id: offer.slice.uuid for offer in offers}
     if not uuids or sorted(devices.get(one, "") for one in ids) == sorted(uuids):

@@ -19,8 +19,8 @@ from ..errors import PluginError
 from .claims import Claims, Prepared
 from .shares import Claim
 
-# Names of the service's versions in the registration with the kubelet, the newest first. They differ from the names of
-# the gRPC services.
+# The service's versions as the registration with the kubelet names them, the newest first. The gRPC services have other
+# names.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 LONGEST_TEXT = 2000
 

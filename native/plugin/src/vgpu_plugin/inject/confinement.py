@@ -41,7 +41,7 @@ class Labeller:
             if not self._reported:
                 log.warning(
                     "SELinux did not take the label container_file_t for the files of an allocation (%s); a container "
-                    "that its engine confines gets no context; is the package container-selinux installed?",
+                    "that its engine confines gets no CUDA context; is the package container-selinux installed?",
                     fault,
                 )
             self._reported = True

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class Registration:
-    """Runs the server for one resource and keeps it registered. ``run`` is the function of one thread. Any thread may
-    call ``state``.
+    """Runs the server for one resource and keeps it registered. One thread executes ``run``. Any thread may call
+    ``state``.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class Registration:
         self._fault = message
 
     def _serve(self) -> None:
-        # The file of an earlier, stopped server is removed before the new server starts. Otherwise gRPC removes it
-        # later, when the path may already be the file of the new server.
+        # Remove the socket of a stopped server now. Otherwise gRPC removes the path later, when it may already be the
+        # socket of the new server.
         self._endpoint.unlink(missing_ok=True)
         service = self._make_service(self._watch.wake)
         workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kubelet", initializer=lean.own_timers())

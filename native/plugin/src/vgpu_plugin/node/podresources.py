@@ -21,7 +21,7 @@ class Holder(NamedTuple):
 
 
 def holders(socket: Path) -> dict[str, Holder] | None:
-    """Returns device id → the pod and container that hold it, for all resources. Returns None if the kubelet does not
+    """Maps each device id of all resources to the pod and container that hold it. Returns None if the kubelet does not
     respond."""
     if not socket.exists():
         return None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which OCI runtime (runc or crun) finally starts a host's containers. It is found in the configuration files of
-each engine and of the NVIDIA runtime.
+"""Tests the search for the OCI runtime (runc or crun) that finally starts a host's containers, in the configuration
+files of each engine and of the NVIDIA runtime.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ CHOICES = [
         2,
     ),
     ("image configured, no engine has it", {"docker": {}}, False, {"image": "debian:12"}, "namespace", "", 3),
+    # Containerd has no images here, so it ignores the option and uses the host's own files.
     (
         "image configured, containerd needs none",
         {"docker": {}, "ctr": {}},
@@ -142,8 +143,8 @@ def test_missing_configured_runtime_is_an_error(host):
     [({}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "void"}, UUID), ({"NVIDIA_VISIBLE_DEVICES": "x"}, "x")],
 )
 def test_containerd_container_names_the_gpu(host, tmp_path, given, wanted):
-    """The device plugin's response for CDI sets NVIDIA_VISIBLE_DEVICES to void or not at all, and only a kubelet reads
-    its CDI part. So the check must name the GPU itself."""
+    """For CDI, the device plugin's response sets NVIDIA_VISIBLE_DEVICES to void or leaves it out. It names the GPU in a
+    part that only a kubelet reads. So the check must name the GPU itself."""
     params = host(ctr={})
     Path(params["nvidia_runtime"]).write_text("")
     runner = isolation_engines.Engines(params).runner(lease(environment=given))
@@ -154,7 +155,8 @@ def test_containerd_container_names_the_gpu(host, tmp_path, given, wanted):
 
 WORD = Mount("/var/run/nvidia-container-devices/GPU-1", "/dev/null", False)
 GIVEN = [
-    # columns: label, client; whether its command mounts the path by which the NVIDIA runtime recognises a GPU
+    # columns: label, client; whether its command mounts the path by which the NVIDIA runtime recognises a GPU. Podman
+    # does not use this runtime, so the mount would only put /dev/null into the container.
     ("docker, whose runtime reads the mount", "docker", True),
     ("containerd, whose runtime reads the mount", "ctr", True),
     ("podman, which would mount a file", "podman", False),
@@ -210,8 +212,8 @@ def test_check_calls_no_engine_for_former_versions(host, tmp_path):
 
 @pytest.mark.parametrize("image", ["", "debian:12"])
 def test_later_check_removes_the_leftovers(host, tmp_path, image):
-    """Before the first container of a check starts, the leftovers of killed runs are removed once, also if the check
-    uses a named image."""
+    """Before the first container of a check starts, the leftovers of killed runs are removed once, also if an image is
+    configured."""
     params = host(
         docker={"image": "print('[{}]') if 'inspect' in words else None", "ps": f"print('c7 vgpu.isolation={DEAD}')"}
     )
