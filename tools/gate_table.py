@@ -151,7 +151,7 @@ SWEEPS = [
         group=4,
     ),
     Gate("native-loader", {}, ["tests/native/vcuda"], ["--sanitizer=loader", *SANITIZED], "native", 5, 5),
-    # Ten runs of a model take one or two seconds each; the first run also installs 150 MB of Debian packages.
+    # Each of the ten tests of models takes one or two seconds; the first run also installs 150 MB of Debian packages.
     Gate(
         "workloads",
         {"torch for the CPU": ["tests/gpu/workloads/torch_cpu.sh"]},

@@ -43,7 +43,9 @@ def heading(number: int, task_vars: dict[str, Any]) -> str:
 
 
 def tell(finding: Finding, sources: Sources, task_vars: dict[str, Any]) -> str:
-    """Returns a finding as one line: host, its innermost group, the setter of the variable, its file, the finding."""
+    """Returns a finding as one line: the host, the host's innermost group, the setter and file of the variable if the
+    variable is set, and the finding's text.
+    """
     name = finding.path.split(".")[0].split("[")[0]
     host = str(task_vars.get("inventory_hostname", ""))
     if name not in task_vars:

@@ -85,7 +85,7 @@ def planned(
 
 def group_of(steps: list[dict[str, Any]], groups: dict[str, str]) -> dict[str, Any]:
     """Returns the result keys that make Ansible add this host to a group. The module ``group_by`` returns the same
-    keys, so no separate task with it is needed.
+    keys, so no task with that module is needed.
     """
     name = groups.get("changed" if steps else "unchanged")
     return {"add_group": name, "parent_groups": ["all"]} if name else {}

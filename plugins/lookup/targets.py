@@ -46,8 +46,8 @@ from ansible.plugins.lookup import LookupBase
 def freeze_in_forks():
     """Makes the garbage collector of each process that Ansible forks ignore the objects of the parent process.
 
-    Ansible forks a process for each task and host. Otherwise the collector would write to all these objects, so the
-    kernel would copy their memory pages. The parent's own collector goes on as usual.
+    Ansible forks a process for each task and host. Without this, the collector of each process would write to all these
+    objects, so the kernel would copy their memory pages. The parent's own collector goes on as usual.
     """
     os.register_at_fork(after_in_child=gc.freeze)
 

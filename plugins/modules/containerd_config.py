@@ -115,7 +115,7 @@ from ..module_utils.text.toml_text import TomlError
 
 
 def cgroup_driver(params: dict[str, Any]) -> bool | None:
-    """Returns whether the runtime must use systemd cgroups. With state absent the value does not matter."""
+    """Returns whether the runtime must use systemd cgroups. With state ``absent`` the value does not matter."""
     if params["state"] == "absent":
         return True
     return systemd_cgroup(params["systemd_cgroup"], kubelet_engine.read(Host(), None), text_of(params["path"]))

@@ -116,7 +116,9 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
 
 
 def refuse_in_use(api: kube_client.Api) -> None:
-    """Raises ValueError if claims have shares of our GPUs: their running pods still need the DeviceClass."""
+    """Raises ValueError if claims have shares of our GPUs, because the running pods of these claims still need the
+    DeviceClass.
+    """
     found = sorted(filter(None, map(in_use, api.list(CLAIMS))))
     if found:
         raise ValueError(

@@ -18,8 +18,8 @@ PASSED, PARTLY, VIOLATED = "passed", "partly", "violated"
 STATES = ("unreachable", "failed", "violated", "differs", "warned", "unproven", PARTLY, PASSED, "whole")
 # States that an operator must act on: all states before "unproven".
 TROUBLE = STATES[:5]
-# If a larger fraction of a slice's checks did not run, for example because the GPU is full, its isolation counts as
-# only partly proven.
+# If a larger fraction of the checks of a slice (share of a GPU) did not run, for example because the GPU is full, its
+# isolation counts as only partly proven.
 MAY_BE_LEFT_OUT = 1 / 3
 # Number of earlier reports whose sums are kept for the charts: a year of weekly or two months of daily reports.
 HISTORY = 60

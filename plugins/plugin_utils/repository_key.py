@@ -66,8 +66,8 @@ def _of_file(path: str) -> str:
 
 
 def _of_address(address: str) -> str:
-    """Fetches the key only once in a run. Ansible has a process for each host; all others find the fetched file in the
-    run's temporary folder.
+    """Fetches the key only once in a run. Ansible has a process for each host; all other processes find the fetched
+    file in the run's temporary folder.
     """
     digest = hashlib.sha256(address.encode()).hexdigest()
     kept = os.path.join(str(_folder()), f"vgpu-key-{digest}")

@@ -58,7 +58,7 @@ def base(loader: Any) -> dict[str, Any]:
 
 def _load(loader: Any, path: str) -> Any:
     """Loads a YAML file of the collection and marks its templates as trusted. From 2.19 on, ansible-core evaluates no
-    others; before, it has no such mark.
+    other templates; older versions have no such mark.
     """
     try:
         return loader.load_from_file(path, trusted_as_template=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the options --tags and --skip-tags with the tags of our playbooks: the names of the roles that a plan may
-run, and ``verify``. Without this a run with a mistyped tag changes nothing, and looks like a success.
+run, and ``verify``. Without this check, a run with a mistyped tag would change nothing and look like a success.
 """
 
 from __future__ import annotations

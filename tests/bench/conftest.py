@@ -125,7 +125,7 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
 
     @contextlib.contextmanager
     def crowd(self, library: str, count: int):
-        """Runs ``count`` other processes of the container, each with a context and an allocation, meanwhile."""
+        """Runs ``count`` other processes of the container, each with a context and an allocation, during the block."""
         if not count:
             yield
             return
@@ -150,7 +150,7 @@ def bench(programs: Path, tmp_path: Path):
 
 @pytest.fixture
 def row():
-    """Returns a function that enters a figure and asserts that the library passes its gate and the control fails it."""
+    """Returns a function that enters a row and asserts that the library passes its gate and the control fails it."""
 
     def enter(name: str, gate: str, holds: Callable, ours: object, measured: str, theirs: object, control: str) -> None:
         """Enters a row: applies the gate ``holds`` to the result of the library (``ours``) and of the control

@@ -3,8 +3,8 @@
 measurement, such as its repetitions.
 
 A goal is the desired value, and a gate is a bound whose violation fails the test. Both were set in the project's plan.
-"The library" is libvgpu, which intercepts CUDA calls. In its rows the values of other projects are our measurements of
-HAMi-core, commit 8f3a89c, on a stub driver.
+"The library" is libvgpu, which intercepts CUDA calls. In the library's rows the values of other projects are our
+measurements of HAMi-core, commit 8f3a89c, on a stub driver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMS = ("short", "bench", "long")
 
 @dataclass
 class Figure:
-    """One row of the table. ``held`` is None if the row has no gate; ``why`` then gives the reason."""
+    """One row of the table. ``held`` is true if the gate holds; None means no gate, for the reason ``why``."""
 
     what: str
     goal: str

@@ -89,7 +89,7 @@ def beside(bench: Bench, call: str, repeats: int, *functions: str) -> str:
     return said + (f"; a fence costs {fence:.0f} ns, one in {launches} launches" if launches else "")
 
 
-def test_cost_of_an_allocation_and_its_free(bench: Bench, sizes: dict, row) -> None:
+def test_allocation_and_free_take_few_instructions(bench: Bench, sizes: dict, row) -> None:
     costs = {route: cost(bench, LIBRARY, route, "pair", sizes["calls"]) for route in ROUTES}
     theirs = cost(bench, bench.naive, "link", "pair", sizes["calls"])
     worst = max(costs.values(), key=lambda one: one.instructions)
@@ -105,7 +105,7 @@ def test_cost_of_an_allocation_and_its_free(bench: Bench, sizes: dict, row) -> N
     )
 
 
-def test_cost_of_a_query_of_free_memory(bench: Bench, sizes: dict, row) -> None:
+def test_query_of_free_memory_takes_few_instructions(bench: Bench, sizes: dict, row) -> None:
     ours = cost(bench, LIBRARY, "link", "info", sizes["calls"])
     theirs = cost(bench, bench.naive, "link", "info", sizes["calls"])
     time = beside(bench, "info", sizes["timed"], "cuMemGetInfo_v2", "")
@@ -160,7 +160,7 @@ def test_cost_of_a_kernel_launch(bench: Bench, sizes: dict, row, name: str) -> N
     )
 
 
-def test_launches_of_two_kernels_in_turns(bench: Bench, sizes: dict, row) -> None:
+def test_alternate_launches_of_two_kernels_take_one_driver_call_each(bench: Bench, sizes: dict, row) -> None:
     """Two kernels with equal grids and adjacent handles have separate entries in the library's table of costs.
     Otherwise the library would measure every launch separately, with more calls into the driver. The gate applies to
     the cheapest launch."""
@@ -207,7 +207,7 @@ def test_cost_of_the_pair_does_not_grow_with_other_processes(bench: Bench, sizes
     )
 
 
-def test_free_among_a_million_blocks_is_as_fast(bench: Bench, sizes: dict, row) -> None:
+def test_free_among_many_blocks_takes_at_most_twice_the_instructions(bench: Bench, sizes: dict, row) -> None:
     few, many = 1000, sizes["blocks"]
     ours = [cost(bench, LIBRARY, "link", "free", sizes["calls"], blocks) for blocks in (few, many)]
     theirs = [cost(bench, bench.naive, "link", "free", sizes["calls"], blocks) for blocks in (few, 5 * few)]

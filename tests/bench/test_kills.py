@@ -51,7 +51,7 @@ MODES = {"kills": "alone", "replaced": "replaced", "early": "early"}
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_random_kills(bench: Bench, sizes: dict, row, name: str) -> None:
+def test_random_kills_lose_no_memory(bench: Bench, sizes: dict, row, name: str) -> None:
     ours = kill(bench, LIBRARY, MODES[name], sizes[name], 1)
     assert bench.charged() == bench.on_card() == 0
     theirs = kill(bench, bench.naive, MODES[name], sizes[name], 1)
@@ -67,7 +67,7 @@ def test_random_kills(bench: Bench, sizes: dict, row, name: str) -> None:
 
 
 def test_count_of_naps_detects_a_late_takeover(bench: Bench, tmp_path: Path) -> None:
-    """Negative control of the count of naps, with a library that checks only once a second whether a lock's holder
+    """The negative control of the count of naps is a library that checks only once a second whether a lock's holder
     lives."""
     native = ROOT / "native/vcuda"
     source = (native / "src/account/ledger_lock.c").read_text()

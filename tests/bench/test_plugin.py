@@ -51,7 +51,7 @@ def served(node, bytecode):
             subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "run", node.folder / "run"], check=True)
         (node.folder / "host.profile").write_text(PROFILE.format(gpus))
         Path(node.environment["GPUSIM_STATE"]).unlink(missing_ok=True)
-        # This is a new node, so the plugin must not report the GPUs of the former node as lost.
+        # Without the former node's record of its GPUs the plugin does not report them as lost.
         (node.folder / "state" / "offered.json").unlink(missing_ok=True)
         config = json.loads((node.folder / "node.yaml").read_text())
         config["sharing"]["vcuda"].update(splitCount=split, coresScaling="1")
@@ -127,7 +127,7 @@ def note(name: str, measured: str, gate: str = "", held: bool | None = None) -> 
     assert held is not False, f"{figure.what}: {measured}, expected {gate}"
 
 
-def test_time_until_the_kubelet_has_all_slices(served):
+def test_time_until_the_kubelet_has_all_slices_is_measured(served):
     node = served(8, 10)
     note(
         "plugin-start",
@@ -135,7 +135,7 @@ def test_time_until_the_kubelet_has_all_slices(served):
     )
 
 
-def test_memory_and_load_when_idle(served, sizes):
+def test_idle_plugin_needs_little_memory_and_few_wake_ups(served, sizes):
     node = served(16, 100)
     process = node.process.pid
     # The plugin's first housekeeping raises the timer slack of gRPC's threads, so that they wake together. The
@@ -167,7 +167,7 @@ def test_memory_and_load_when_idle(served, sizes):
     )
 
 
-def test_allocate_over_an_empty_call(served, sizes):
+def test_time_of_an_allocate_over_an_empty_call_is_measured(served, sizes):
     """Empty calls and Allocate calls alternate, so both see the same load of the machine; the result is the median of
     the differences."""
     node = served(8, 10)
@@ -203,7 +203,7 @@ def of_slice(one: str) -> api.AllocateRequest:
 FILE_CALLS = "%file,?write,?close,?ftruncate,?fchmod,?getdents64,?fstat,?fsync,?fdatasync,?ioctl,?lseek,?read,?pread64"
 
 
-def test_system_calls_of_an_allocate(served, tmp_path):
+def test_allocate_makes_few_system_calls_on_files(served, tmp_path):
     node = served(8, 10)
     stub = stub_of(node)
     ids = list(node.kubelet.endpoints[RESOURCE].devices)
@@ -242,7 +242,7 @@ def _traced(process: int) -> bool:
     return all("TracerPid:\t0" not in one for one in tasks)
 
 
-def test_time_of_a_preferred_allocation(served, sizes):
+def test_time_of_a_preferred_allocation_is_measured(served, sizes):
     node = served(16, 100)
     stub = stub_of(node)
     ids = list(node.kubelet.endpoints[RESOURCE].devices)
@@ -261,7 +261,7 @@ def test_time_of_a_preferred_allocation(served, sizes):
     note("plugin-preferred", f"{took:.2f} ms; {spent:.2f} ms of processor time")
 
 
-def test_time_to_register_after_a_kubelet_restart(served, sizes):
+def test_time_to_register_after_a_kubelet_restart_is_measured(served, sizes):
     node = served(8, 10)
     process = node.process.pid
     world.until(lambda: "500000000" in slacks(process), "gRPC's threads have the larger timer slack")

@@ -32,7 +32,7 @@ def test_two_processes_never_exceed_the_limit(bench: Bench, sizes: dict, row) ->
     )
 
 
-def test_64_processes_for_the_last_mib(bench: Bench, sizes: dict, row) -> None:
+def test_only_one_of_64_processes_gets_the_last_mib(bench: Bench, sizes: dict, row) -> None:
     bench.write_limits(64 * CONTEXT + MIB)
     ours = race(bench, LIBRARY, 64, sizes["last"], MIB)
     theirs = race(bench, bench.naive, 64, 20, MIB)

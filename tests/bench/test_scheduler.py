@@ -24,7 +24,7 @@ def load():
 
     def run(nodes: int, pods_per_node: int, calls: int, *kinds: int) -> dict:
         command = [ENVIRONMENT / "bin/python", ROOT / "tests/bench/programs/scheduler_load.py"]
-        # One thread: the measurement counts only the main thread's time.
+        # OpenBLAS uses one thread, because the measurement counts only the main thread's time.
         env = {**os.environ, "PYTHONPATH": str(ROOT / "native/plugin/src"), "OPENBLAS_NUM_THREADS": "1"}
         words = [str(word) for word in (nodes, pods_per_node, calls, *kinds)]
         done = subprocess.run([*command, *words], env=env, stdout=subprocess.PIPE, text=True, check=True)
@@ -42,7 +42,7 @@ def told(found: dict) -> str:
     )
 
 
-def test_time_of_a_pod_with_few_and_many_pods_on_a_node(load, row, sizes):
+def test_many_pods_on_a_node_take_little_more_time(load, row, sizes):
     """Existing pods cost little: the ledger (the record of pods) stores sums and does not add up pods at each call."""
     # Alternating runs and the best of three: other load of the machine must not count as the cost of pods.
     rounds = [[load(1000, pods, sizes["scheduled"]) for pods in (1, 20)] for again in range(3)]
@@ -58,7 +58,7 @@ def test_time_of_a_pod_with_few_and_many_pods_on_a_node(load, row, sizes):
     )
 
 
-def test_time_of_equal_pods_of_a_job(load, row, sizes):
+def test_equal_pods_of_a_job_take_less_time_than_different_pods(load, row, sizes):
     """For a pod with the same request as an earlier pod the extender checks only the nodes changed since then."""
     different, same = load(5000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"], 4)
     row(
@@ -72,7 +72,7 @@ def test_time_of_equal_pods_of_a_job(load, row, sizes):
     )
 
 
-def test_time_with_more_nodes(load, row, sizes):
+def test_stored_sums_save_time_with_many_nodes(load, row, sizes):
     """With 5000 nodes and 20 pods a node the stored sums save most of the time of adding up the pods at each call."""
     small, large = load(1000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"])
     row(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures, by the kernel's counters, how often the library's settling thread wakes up in a busy process. This thread
+"""Measures, with the kernel's counters, how often the library's settling thread wakes up in a busy process. This thread
 replaces the predicted charge of finished launches by their measured GPU time."""
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def mean(tenant: dict) -> float:
     return abs(tenant["mean"] - tenant["share"])
 
 
-def test_share_of_a_tenant_alone(model, sizes: dict, row) -> None:
+def test_tenant_alone_gets_its_share(model, sizes: dict, row) -> None:
     kernels = (10, 50, 200, 1000) if sizes["shares"] > 1 else (50, 1000)
 
     def tenants(policy: str) -> list:
@@ -72,7 +72,7 @@ def test_share_of_a_tenant_alone(model, sizes: dict, row) -> None:
     )
 
 
-def test_shares_of_tenants_together(model, sizes: dict, row) -> None:
+def test_tenants_together_get_their_shares(model, sizes: dict, row) -> None:
     def cases(policy: str) -> list:
         found = []
         for seed in range(1, 1 + sizes["shares"]):
@@ -108,7 +108,7 @@ def settled(result: dict, before: int, after: int) -> bool:
     return abs(sum(series[65:75]) / 10 - after) <= 2.0 and abs(sum(series[50:60]) / 10 - before) <= 2.0
 
 
-def test_live_change_of_a_share(model, row) -> None:
+def test_live_change_of_a_share_takes_effect_in_half_a_second(model, row) -> None:
     changes = [(20, 70), (70, 20), (50, 5), (5, 95)]
 
     def all_settle(policy: str) -> bool:
@@ -142,7 +142,7 @@ def test_limiter_costs_little_throughput(model, row) -> None:
     )
 
 
-def test_sparse_tenant_next_to_a_busy_tenant(model) -> None:
+def test_sparse_tenant_next_to_a_busy_tenant_is_measured(model) -> None:
     """Reports how much of its load a sparse tenant (short bursts of work with pauses) gets, and how much of its share a
     busy tenant next to it misses. The test has no gate."""
     sparse, said = "share=10,kernels=20,burst=50,rest=9000", []
@@ -187,7 +187,7 @@ def split(node: tuple, policy: str, seconds: float, right: Callable[[list], bool
     return found
 
 
-def test_shares_of_two_tenants_in_real_time(node: tuple, sizes: dict, row) -> None:
+def test_two_tenants_keep_the_ratio_of_their_shares_in_real_time(node: tuple, sizes: dict, row) -> None:
     """The gate is the ratio of two tenants in the same seconds (70 to 30 is 2.33), because other programs on the
     machine change both in the same way."""
     node[1].arbiter()

@@ -20,7 +20,7 @@ def started(bench: Bench, library: str) -> tuple[Cost, float, float]:
     return one, times[0] / 1000, times[1] / 1000
 
 
-def test_cost_of_a_program_start(bench: Bench, row) -> None:
+def test_cost_of_a_program_start_is_within_its_gate(bench: Bench, row) -> None:
     # The container's first process measures the size of a context; later processes read it.
     bench.run("crowd", LIBRARY, 1, "start")
     ours, theirs = started(bench, LIBRARY), started(bench, bench.naive)
@@ -74,7 +74,7 @@ def spawn_us(library: str, rounds: int) -> float:
     return min(each)
 
 
-def test_cost_for_a_program_without_cuda(bench: Bench, sizes: dict, row) -> None:
+def test_cost_for_a_program_without_cuda_is_within_its_gate(bench: Bench, sizes: dict, row) -> None:
     bare = bench.run("steps", BARE, "exec", "/bin/true")[0]
     found = {}
     for library in (LIBRARY, bench.naive):

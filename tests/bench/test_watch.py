@@ -97,7 +97,7 @@ def charge(folder: Path, pid: int) -> int:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-def test_time_of_a_poll(world: tuple[World, Any]) -> None:
+def test_time_of_a_poll_is_measured(world: tuple[World, Any]) -> None:
     from vgpu_plugin.watch.watcher import Watch
 
     node, files = world

@@ -2,8 +2,8 @@
 """Counts the remote calls of each host at the connection. Only tests use this plugin.
 
 The plugin wraps every connection plugin of a worker and logs each command, upload and download. All operations for one
-module (its folder, its files, the program, the cleanup) count as one call. With pipelining they are one round trip,
-without it five. Each other operation counts as one call. Fact gathering, delegated and asynchronous tasks use
+module (its folder, its files, the program, the cleanup) count as one call. They take one round trip with pipelining,
+and five without. Each other operation counts as one call. Fact gathering, delegated and asynchronous tasks use
 connections too; their calls count for the host of the task.
 
 ``VGPU_REMOTE_CALLS`` names the report: ``{host: number of calls}``. ``<report>.log`` next to it has one JSON line per
@@ -112,7 +112,7 @@ def install(recorder: Recorder) -> None:
             return execute(self, *arguments, **options)
 
     def make_tmp_path(self, *arguments, **options):
-        # An action that sends a file makes its temporary folder before the module runs. Both count as one call.
+        # An action that sends a file makes its temporary folder before the module runs. Both steps count as one call.
         if not recorder.call and not recorder.transport_of:
             recorder.transport_of = next(recorder.numbers)
         return make(self, *arguments, **options)

@@ -25,7 +25,7 @@ if [ ! -x "$out/helm" ]; then
     mkdir -p "$out"
     cd "$module"
     echo "building helm $version" >&2
-    # The default Kubernetes version for rendering charts; without these flags it would be v1.20.
+    # These flags set the default Kubernetes version for rendering charts, which would otherwise be v1.20.
     kube=$(sed -n 's|^[[:space:]]*k8s.io/client-go v0\.\([0-9]*\)\..*|\1|p' go.mod)
     stamp="-X helm.sh/helm/v3/internal/version.version=$version"
     for package in lint/rules chartutil; do

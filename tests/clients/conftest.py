@@ -42,7 +42,7 @@ class Machine:
         driver.mkdir(parents=True)
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             (driver / name).symlink_to(SIMULATOR / name)
-        # A driver's package also installs this name, and taichi opens only this name.
+        # A driver's package also installs the name libcuda.so, and taichi opens only that name.
         (driver / "libcuda.so").symlink_to("libcuda.so.1")
         (folder / "host.profile").write_text(PROFILE)
         self.driver_env = {
@@ -85,8 +85,8 @@ class Machine:
 
 
 class Filler:
-    """A running process of fill.py, which waits after each step. `step` lets it go on and returns the figures that the
-    next step prints."""
+    """A running process of fill.py, which waits after each step. `step` lets the program continue and returns
+    the figures that the next step prints."""
 
     def __init__(self, machine: Machine, cuda: int, client: str, way: str) -> None:
         self.errors = machine.folder / "stderr"

@@ -66,9 +66,9 @@ RUNNING = {
 # - broken: like behind, and daemon.json is not valid JSON.
 # - spoiled: the record of former settings is not valid JSON.
 # - busy: a restart of docker would stop containers.
-# - held: a docker container uses a slice.
-# - claimed: claims use slices.
-# - unproven: like behind, and the isolation check fails after the upgrade.
+# - held: a docker container uses a slice (part of a GPU).
+# - claimed: ResourceClaims use slices.
+# - unproven: like behind, and the isolation check (attempts to exceed the limits) fails after the upgrade.
 KINDS = ("done", "bare", "behind", "broken", "spoiled", "busy", "held", "claimed", "unproven")
 RECORD = "/var/lib/vgpu/baseline/daemon.json"
 SPOILED = f"{RECORD}: expected the record of former settings in JSON, found line 1"

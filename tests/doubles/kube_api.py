@@ -284,7 +284,7 @@ class Refusal(Exception):
 class KubeClient(Cluster):
     """Replaces the modules' API client: reads and writes objects of the store without HTTP. Raises Refusal for a 409.
 
-    ``meanwhile`` is called with (method, path) before each request; a test simulates changes by other clients with it.
+    ``meanwhile`` is called with (method, path) before each request; in it a test simulates changes by other clients.
     """
 
     meanwhile: Callable[[str, str], None] | None = None
@@ -445,7 +445,7 @@ def failure(code: int, message: str, reason: str = "") -> tuple[int, Object]:
 
 
 def refusing(method: str, start: str, code: int, message: str) -> Callable[[str, str], Any]:
-    """Returns a value for ``fault``: requests with this method and a path that starts so fail with (code, message)."""
+    """Returns a value for ``fault``: requests with this method and a path with this start fail with (code, message)."""
     return lambda given, path: (code, message) if given == method and path.startswith(start) else None
 
 

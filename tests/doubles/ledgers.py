@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies that draw what a hostile container may write into its ledger (its file of memory counts) and
-its tenant page (its file of compute counts). The watcher reads these files on the node; this module also has the checks
-that the watcher must pass.
+its tenant page (its file of compute counts). The watcher, which looks for programs that bypass their limits, reads
+these files on the node; this module also has the checks that the watcher must pass.
 """
 
 from __future__ import annotations

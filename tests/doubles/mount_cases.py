@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods with and without mounts that conflict with the files by which this project limits containers. One table tests
-the rule that refuses such pods in both forms: in Python, and in CEL at a real API server
+"""Pods with and without mounts that conflict with the files by which this project limits containers. A rule
+refuses such pods. One table tests both forms of the rule: in Python, and in CEL at a real API server
 (tests/e2e/test_mount_policy.py). The expected values are written by hand.
 """
 

@@ -59,7 +59,7 @@ def cluster(machine: tuple[Cluster, GpuNode]) -> Cluster:
 
 
 def offer(cluster: Cluster, node: GpuNode, count: int) -> None:
-    """Starts our programs and waits until the API server reports ``count`` slices."""
+    """Starts our programs and waits until the API server reports ``count`` slices (parts of GPUs)."""
     node.start()
     until(lambda: (cluster.capacity(), cluster.allocatable()) == (count, count), f"{count} allocatable slices")
 

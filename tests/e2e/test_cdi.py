@@ -16,7 +16,7 @@ SLICE = 15360 // SPLIT * MIB
 CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
 
 
-def test_auto_chooses_cdi(node):
+def test_plugin_chooses_cdi_without_a_setting(node):
     assert node.status()["hand_over"] == "cdi-cri"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the project's Helm chart, installed with Helm and kubectl alone on a node that no playbook has prepared. A pod
-with a limit runs, changed values reach the node, and a label removes everything from the node again.
+with a slice (part of a GPU) runs, changed values reach the node, and a label removes everything from the node again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests on a real kubelet pods that request the size of their part of a GPU (the sizing ``requested``). They do so in
-each dialect, which is the set of resource names of one GPU-sharing project. This project's webhook admits each pod, the
+"""Tests on a real kubelet pods that request the size of their part of a GPU (the sizing ``requested``). Each dialect is
+tested; a dialect is the set of resource names of one GPU-sharing project. This project's webhook admits each pod, the
 kube-scheduler with the extender places it, the kubelet starts it with the device plugin, and the library limits it. The
 tests compare three sources: the bytes that the pod itself could allocate, the driver's memory usage, and the kubelet's
 list of devices.
@@ -217,7 +217,7 @@ def refusal(one: pods.Pod) -> str:
     return " ".join(filter(None, [status.get("message", ""), *waiting, *ended]))
 
 
-def test_binpack_and_spread_are_seen_on_the_gpus(machine, pod):
+def test_spread_uses_different_gpus_and_binpack_uses_one_gpu(machine, pod):
     _cluster, node = machine
     spread = [pod(f"spread-{n}", {GPU: 1, MEM: 2000}).wait_running() for n in range(2)]
     assert len({held_gpus(node, one.name)[0] for one in spread}) == 2

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A podman container can get a slice (a part of a GPU) by the device plugin's CDI file, while pods use other slices of
-the same node."""
+"""Tests that a podman container can get a slice (part of a GPU) by the device plugin's CDI file, which tells podman
+what to add for a device, while pods use other slices of the same node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def free_slice(node) -> str:
     return next(one["id"] for one in node.status()["slices"] if not one["in_use"] and one["health"] == "Healthy")
 
 
-def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
+def test_podman_and_a_pod_use_different_slices_of_a_gpu(cluster, node, pod):
     beside = pod("beside", [WORKER, "fill"]).wait_running()
     beside.wait_log(r"^filled ")
     until(lambda: any(one["in_use"] for one in node.status()["slices"]), "slice that the pod 'beside' uses")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the resize of a running pod by its owner's annotation, with the real scheduler, kubelet, plugin and library.
-The tests read from the driver how much memory the program gets, and check that its neighbour's memory never changes.
-One test does so with a pod that bursts, which means that its guaranteed memory is below its limit.
+"""Tests that the owner of a running pod can resize it by an annotation, with the real scheduler, kubelet, plugin and
+library. The tests read from the driver how much memory the program gets, and check that its neighbour's memory never
+changes. One test does so with a pod that bursts, which means that its guaranteed memory is below its limit.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_an_invalid_resize_is_refused_at_once(machine, fleet, pair):  # noqa: F8
     assert resizes.RESIZE not in notes(one) and limits_of(pid) == [(3000, 20)]
 
 
-def test_a_resize_granted_without_the_plugin_and_one_by_root(machine, fleet, pair):  # noqa: F811
+def test_plugin_applies_a_grant_at_its_start_and_root_may_resize_too(machine, fleet, pair):  # noqa: F811
     cluster, node = machine
     one, pid, _neighbour, _other = pair
     node.plugin.stop()

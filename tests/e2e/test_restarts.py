@@ -97,7 +97,7 @@ def test_crash_loop_during_a_restart_of_the_plugin(cluster, node, pod):
 
 def test_slices_of_deleted_pods_are_free_for_checks(node, pod):
     """The kubelet's checkpoint still names deleted pods until the kubelet writes it again. The slices of such pods must
-    be free for leases nevertheless."""
+    be free for leases (reservations) nevertheless."""
     everything = [pod(f"gone-{n}", [WORKER]) for n in range(SPLIT)]
     for one in everything:
         one.wait_running()

@@ -80,7 +80,7 @@ static void asked(int number)
     gives = number == SIGUSR1;
 }
 
-/* Try one byte first, so that a full slice causes only one refusal per round. */
+/* Try one byte first, so that a full slice (part of a GPU) causes only one refusal per round. */
 static void follow(void)
 {
     int (*give)(uint64_t);

@@ -185,7 +185,7 @@ CHOICES: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[list[str] | 
 
 
 @pytest.mark.parametrize(("config", "claims", "devices"), [one[1:] for one in CHOICES], ids=[one[0] for one in CHOICES])
-def test_which_gpu_a_claim_gets(program: Path, config: dict, claims: list, devices: list) -> None:
+def test_each_claim_gets_the_expected_devices(program: Path, config: dict, claims: list, devices: list) -> None:
     found = ask(program, objects(config), *claims)
     assert found["invalid"] == []
     assert [one and [part["device"] for part in one] for one in found["allocations"]] == devices
@@ -202,7 +202,7 @@ def test_each_mig_instance_gets_one_claim(program: Path) -> None:
 
 
 # columns: the requested capacity; the expected consumed capacity (MiB, percent of the SMs). The GPU is split into seven
-# slices.
+# slices (parts).
 CONSUMED = [
     ({}, (2194, 14)),
     ({"memory": "4Gi", "cores": "30"}, (4096, 30)),

@@ -93,7 +93,7 @@ def test_pods_with_the_same_claim_share_its_limit(cluster: Cluster, node: GpuNod
     until(lambda: records() == [], "deletion of the allocation of claim c")
 
 
-def test_a_restarted_container_keeps_its_share(cluster: Cluster, claim: Claim) -> None:
+def test_a_restarted_container_keeps_its_limit(cluster: Cluster, claim: Claim) -> None:
     name = claim("c", gpu={"memory": "2Gi", "cores": "10"})
     loop = pod(cluster, "loop", name, command=("fill", "crash"), restart="Always")
     until(lambda: loop.restarts() >= 2, "second restart of pod loop")

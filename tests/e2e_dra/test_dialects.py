@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests pods that request a GPU by a dialect (the resource names of a GPU-sharing project) and get claims for it, with
+"""Tests pods that request a GPU by a dialect (the resource names of a GPU-sharing project) and get ResourceClaims, with
 real Kubernetes programs. The project's webhook runs with the rights of its service account. The stock scheduler places
 the pods; the project's own kube-scheduler with its extender does not run, because such pods must not need it.
 """

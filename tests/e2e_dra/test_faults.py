@@ -87,7 +87,7 @@ def test_pods_start_again_after_a_boot(cluster: Cluster, node: GpuNode, claim: C
     assert [record["id"] for record in records()] == [record["id"] for record in before]
 
 
-def test_a_killed_api_server(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
+def test_a_killed_api_server_ends_no_running_pod(cluster: Cluster, node: GpuNode, claim: Claim) -> None:
     """A running pod keeps running, and a pod whose claim was being prepared starts after the server is back."""
     one = pod(cluster, "one", claim("c", gpu={"memory": "2Gi", "cores": "10"}), command=FILL).wait_running()
     one.wait_log(r"^took 1: 2$")
@@ -176,7 +176,7 @@ def by_plugin(cluster: Cluster) -> Iterator[str]:
     cluster.api.delete(f"/api/v1/nodes/{name}")
 
 
-def test_a_node_with_claims_next_to_a_node_with_slices(
+def test_a_pod_gets_a_slice_on_one_node_and_a_claim_on_the_other(
     cluster: Cluster, node: GpuNode, by_number: Any, by_plugin: str
 ) -> None:
     """The same pod gets a slice of the device plugin on one node and a claim on the other node."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that a real API server with the project's admission policies accepts and refuses the same objects as the
-project's driver for claims."""
+project's driver for ResourceClaims."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ MOUNTS = [("/data", True), ("/dev/vgpu/9", False), ("/dev/vgpu", False), ("/dev"
 
 @pytest.mark.parametrize(("path", "allowed"), MOUNTS)
 @pytest.mark.parametrize("claimed", [True, False])
-def test_volumes_of_a_container_with_a_claim(judged: Cluster, path: str, allowed: bool, claimed: bool) -> None:
-    """The policy refuses mounts that could add a forged share: the library would count that share as one more."""
+def test_a_claim_forbids_mounts_over_shares(judged: Cluster, path: str, allowed: bool, claimed: bool) -> None:
+    """A share is a folder /dev/vgpu/<number> with limits. The library would count a forged share that a mount adds."""
     container = {"name": "main", "image": IMAGE, "volumeMounts": [{"name": "own", "mountPath": path}]}
     spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "own", "emptyDir": {}}]}
     if claimed:

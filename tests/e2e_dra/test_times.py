@@ -88,8 +88,8 @@ def sliced(cluster: Cluster, node: GpuNode) -> Iterator[None]:
         change(cluster, node, "claim")
 
 
-def test_the_time_until_a_container_runs(cluster: Cluster, node: GpuNode, sliced: None) -> None:
-    """Starts one pod at a time: half of the pods with claims, then all pods with slices, then the rest."""
+def test_a_container_with_a_claim_starts_about_as_fast(cluster: Cluster, node: GpuNode, sliced: None) -> None:
+    """Starts one pod at a time: half of the pods with claims, all pods with slices, then the other pods with claims."""
     took: dict[str, list[float]] = {"claim": [], "slice": []}
     for way, count in (("claim", COUNT // 2), ("slice", COUNT), ("claim", COUNT // 2)):
         if took["claim"]:
@@ -258,7 +258,7 @@ def clear(cluster: Cluster) -> None:
     )
 
 
-def test_pods_with_claims_bound_per_second(many: Cluster) -> None:
+def test_pods_with_claims_are_bound_within_the_allowed_ratio(many: Cluster) -> None:
     rates = {}
     for requests in (None, UNLIMITED):
         rate = {way: bound_a_second(many, way, requests) for way in ("number", "claim")}

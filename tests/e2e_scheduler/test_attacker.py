@@ -197,7 +197,7 @@ def test_no_forged_plan_fills_a_gpu(fleet, tenant, neighbour):
         )
     ]
     judged(tenant, tries)
-    # The tenant sets nodeName and bypasses the webhook by the label: the pod has no plan and so no slice.
+    # The tenant sets nodeName and bypasses the webhook by the label: the pod has no plan and so no part of a GPU.
     tenant.create(PODS, gpu_pod("named", {GPU: 1, MEM: CARD}, IGNORE, schedulerName="vgpu-scheduler", nodeName="a"))
     bodies = [{"metadata": {"annotations": {name: part(CARD)}}} for name in (plan, given)]
     judged(tenant, [Try("PATCH", f"{PODS}/named", body, words, MERGE) for body in bodies])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks by a tenant with the role `edit` through resize requests and memory requests of pods.
 
-The tenant resizes its own and other tenants' running pods. It requests invalid values and more than the quota or the
-GPU allows, and it sends very many requests. The tenant also tries to change the promise of an admitted pod, which is
-the memory that it is guaranteed. Afterwards the tests check the objects at the API server, the memory that the
-scheduler counts, and that a neighbour's pod gets the remaining memory. No node runs here; the tests write the
-annotations of its device plugin themselves.
+The tenant tries to resize its own and other tenants' running pods. It requests invalid values and more than the quota
+or the GPU allows, and it sends very many requests. The tenant also tries to change the promise (the guaranteed memory)
+of an admitted pod. Afterwards the tests check the objects at the API server, the memory that the scheduler counts, and
+that a neighbour's pod gets the remaining memory. The nodes are only API objects, so the tests write the annotations of
+the device plugins.
 
 docs/threat-model.md lists each test function with its verdict.
 """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the scheduler next to another driver whose DeviceClass maps ``nvidia.com/gpu``, as NVIDIA's and HAMi's do. From
 Kubernetes 1.36 on, the kube-scheduler then requires that the node or a DeviceClass lists every extended resource of a
-pod. The device plugin therefore adds its resource names to the node's capacity; the tests do so themselves.
+pod. The device plugin therefore adds its resource names to the node's capacity. No plugin runs here, so the tests
+add the names.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def test_each_dialect_is_placed_on_a_node_that_lists_its_names(fleet, mapped, na
     fleet.pod(name, limits, labels=labels)
     node, plan = fleet.bound(name)
     assert (node, [(one.memory_mib, one.cores) for one in plan[0].devices]) == ("a", sizes)
-    # The device plugin's slices serve the pod: the kube-scheduler has created no claim of the other driver's class.
+    # The device plugin's slices (parts of a GPU) serve the pod: the kube-scheduler has created no claim of the other
+    # driver's class.
     assert not fleet.get(name)["status"].get("extendedResourceClaimStatus")
 
 

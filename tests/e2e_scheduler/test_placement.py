@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests on which GPUs the scheduler places pods and with which sizes.
 
-The cases: policies, annotations that choose GPUs, several containers, init containers, and equal slices. The tests
-compute the peak usage of each pod themselves and compare it with the pod's plan, the annotation with the chosen GPUs
-and sizes.
+The cases: policies, annotations that choose GPUs, several containers, init containers, and equal slices (parts of a
+GPU). The tests compute the peak usage of each pod themselves and compare it with the pod's plan, the annotation with
+the chosen GPUs and sizes.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def test_gpus_are_chosen_by_uuid_and_by_model(fleet):
     assert fleet.faults() == []
 
 
-def test_policies_of_hami_2_10(fleet):
-    """Tests the policies mutex (an unused GPU), numa, and chains of two; "packed" is the control with only binpack."""
+def test_policies_of_hami_2_10_choose_the_expected_gpus(fleet):
+    """Tests the policies mutex (a GPU without pods), numa (one NUMA node) and chains; "packed" has only binpack."""
     policy, fullest = "hami.io/gpu-scheduler-policy", {GPU_POLICY: "binpack"}
     fleet.node("a", 4, told={n: {"numa": n // 2} for n in range(4)})
     for n, size in ((0, 5000), (2, 4000)):

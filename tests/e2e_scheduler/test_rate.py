@@ -187,7 +187,7 @@ def measured(fleet, service, stock, count):
     return rate, used, spent
 
 
-def test_the_bind_rate_with_and_without_the_extender(fleet, schedulers):
+def test_bind_rate_with_the_extender_is_near_the_rate_without(fleet, schedulers):
     for n in range(NODES):
         fleet.node(f"node-{n:04d}", 8)
     rates = {name: [] for name in schedulers if name != "control"}

@@ -57,7 +57,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "spec", "words"), REFUSED)
-def test_refused_at_admission_with_field_and_reason(fleet, limits, labels, spec, words):
+def test_invalid_pods_are_refused_at_admission_with_field_and_reason(fleet, limits, labels, spec, words):
     with pytest.raises(ApiError) as fault:
         fleet.pod("wrong", limits, labels=labels, **spec)
     assert words in str(fault.value) and "pods.vgpu.fleet" in str(fault.value)

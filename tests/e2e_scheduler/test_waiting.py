@@ -133,7 +133,7 @@ def test_a_pod_is_retried_within_a_minute_of_an_unseen_change(fleet):
     assert fleet.faults() == []
 
 
-def test_a_hanging_api_server_during_binds(fleet):
+def test_an_api_server_that_hangs_during_binds_oversells_nothing(fleet):
     """The API server hangs while pods are being bound, so the outcome of some binds is unknown.
 
     The GPUs of these pods stay reserved, nothing is oversold, and in the end every pod is bound.

@@ -52,7 +52,7 @@ def seeded(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", FUZZERS)
-def test_fuzzer_finds_nothing(fuzzer_clang: None, folder: Path, name: str, request: pytest.FixtureRequest) -> None:
+def test_fuzzer_finds_no_fault(fuzzer_clang: None, folder: Path, name: str, request: pytest.FixtureRequest) -> None:
     program = compile_program(folder, name, FUZZERS[name], "fuzzer,address,undefined")
     done = fuzz(program, seeded(folder, name), request.config.getoption("--seconds"))
     assert done.returncode == 0, done.stderr[-4000:]

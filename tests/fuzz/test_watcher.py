@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not (PLUGIN / "src").is_dir(), reason="this chec
 EXAMPLES = 50
 
 
-def test_watcher_is_not_deceived(plugin_path: None, request: pytest.FixtureRequest) -> None:
+def test_watcher_ends_only_containers_above_their_limit(plugin_path: None, request: pytest.FixtureRequest) -> None:
     from doubles import ledgers
     from vgpu_plugin.watch import watcher
 

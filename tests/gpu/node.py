@@ -40,7 +40,7 @@ sys.exit(main())
 
 
 class NotStarted(Exception):
-    """The node does not start; the text gives the reason and the log."""
+    """Raised if the node does not start; the text gives the reason and the log."""
 
 
 class Node:

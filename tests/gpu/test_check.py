@@ -94,7 +94,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("case", LIMITS)
-def test_limits_that_the_driver_enforces(tmp_path: Path, case: str) -> None:
+def test_limits_of_the_driver_are_checked(tmp_path: Path, case: str) -> None:
     more, status, found, said = LIMITS[case]
     root = program.limits.cgroup_root()
     if root is None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A short path: the name of a socket has at most 107 characters."""
+    """Returns a folder with a short path, because a socket's path has at most 107 characters."""
     with tempfile.TemporaryDirectory(prefix="n-") as folder:
         yield Path(folder)
 
@@ -34,7 +34,7 @@ def run(check: Check, place: Path, *words: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_program_in_a_slice_of_the_node(check: Check, place: Path) -> None:
+def test_program_in_a_slice_sees_its_part_of_the_memory(check: Check, place: Path) -> None:
     ask = "from gpucheck import nvml; print(nvml.Card().memory()['total'] >> 20)"
     inside = f'PYTHONPATH={ROOT}/tests/gpu "$VGPUCTL" exec -- {sys.executable} -c "{ask}"'
     done = run(check, place, "--split", "3", "--", "sh", "-c", inside)

@@ -47,7 +47,7 @@ def test_truncated_stamps_file_is_refused(tmp_path: Path) -> None:
         ([(start, start + 25) for start in range(0, 2000, 100)], [0.25, 0.25]),
     ],
 )
-def test_share_in_each_window(intervals: list, shares: list) -> None:
+def test_share_in_each_window_is_computed(intervals: list, shares: list) -> None:
     assert stamps.windows(intervals, 0, 2000, 1000) == pytest.approx(shares)
 
 
@@ -66,7 +66,7 @@ def test_period_includes_the_gap_between_kernels() -> None:
     assert stamps.period([(0, 20)]) == 0
 
 
-def test_turns_of_two_tenants() -> None:
+def test_turns_of_two_tenants_are_found() -> None:
     left, right = [(0, 9), (10, 19), (60, 69)], [(30, 39), (40, 49)]
     assert stamps.turns([left, right]) == [(0, 0, 19), (1, 30, 49), (0, 60, 69)]
 
@@ -99,7 +99,7 @@ def test_base_names_are_given_with_and_without_suffixes() -> None:
         ([[2000, "!801/0"]], 0, 1, 0),
     ],
 )
-def test_addresses_that_a_library_changes(ours: list, refused: int, wrong: int, replaced: int) -> None:
+def test_addresses_that_a_library_changes_are_found(ours: list, refused: int, wrong: int, replaced: int) -> None:
     bare = {"cuOne": {"default": [[2000, "one"], [3020, "two_v2"]]}}
     found = processes.compare(bare, {"cuOne": {"default": ours}})
     assert [bool(part) for part in found] == [bool(refused), bool(wrong), bool(replaced)]

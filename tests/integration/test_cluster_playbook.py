@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests cluster.yml, which installs the scheduler, against an API server in this process: it refuses mistakes before
-any change, loads images on each node, and changes nothing in a second run. tests/e2e/test_playbooks.py shows that the
-scheduler works.
+"""Tests cluster.yml, which installs the scheduler, against an API server in this process. The playbook must refuse
+mistakes before any change, load images on each node, and change nothing in a second run. tests/e2e/test_playbooks.py
+shows that the scheduler works.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the simulated hosts' nvidia-container-runtime with NVIDIA's own program, on the same bundle and CDI
-specification.
+"""Compares the simulated hosts' nvidia-container-runtime with NVIDIA's own program, on the same bundle and the
+same specification of CDI (Container Device Interface).
 
 NVIDIA's program is built from its Go module (tests/hosts/packages/twin, versions and digests pinned). The build needs
 Go 1.22 and a reachable module proxy; without them the comparison is skipped with a message.

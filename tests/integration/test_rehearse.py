@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests playbooks/rehearse.yml, which tries playbooks on simulated hosts first. Stand-ins replace the programs that it
-calls. The tests check the order of the calls, the inventory of each call, and that the simulated hosts are removed
-after every outcome.
+"""Tests playbooks/rehearse.yml, which tries playbooks on simulated hosts before real ones (a rehearsal). Stand-ins
+replace the programs that the playbook calls. The tests check the order of the calls, the inventory of each call, and
+that the simulated hosts are removed after every outcome.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_missing_connection_plugin_is_named_before_anything_is_built(place: Plac
     assert place.calls() == []
 
 
-def test_whole_rehearsal_in_order(place: Place) -> None:
+def test_a_rehearsal_calls_its_programs_in_order(place: Place) -> None:
     done = place.rehearse()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a.example.com stands for a.example.com, b.example.com" in done.stdout
@@ -279,7 +279,7 @@ def test_host_that_could_be_real_starts_nothing(place: Place) -> None:
     assert not [line for line in place.calls() if "ansible-playbook" in line or " up " in line]
 
 
-def test_empty_group(place: Place) -> None:
+def test_a_group_without_hosts_is_refused(place: Place) -> None:
     done = place.rehearse("-e", "site_hosts=nobody")
     assert done.returncode != 0
     assert "no host matches nobody" in done.stdout + done.stderr

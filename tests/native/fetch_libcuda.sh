@@ -3,8 +3,8 @@
 # Fetches NVIDIA's own libcuda.so.1 for tests that read its exported names or call its cuGetProcAddress. Neither needs a
 # GPU. Usage:
 #   fetch_libcuda.sh [SUITE]        SUITE: bookworm (driver 535, default) or trixie (driver 550)
-# Writes libcuda.so.1 and version into .build/libcuda/SUITE/. The last line of output is this folder. Exit status 3
-# means that the package is not available on this machine; stderr gives the reason.
+# Writes libcuda.so.1 and the file `version` into .build/libcuda/SUITE/. The last line of output is this folder. Exit
+# status 3 means that the package is not available on this machine; stderr gives the reason.
 set -eu
 
 suite=${1:-bookworm}

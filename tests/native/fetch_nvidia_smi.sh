@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Fetches NVIDIA's own nvidia-smi, and the libnvidia-ml of the same version, for tests. Usage:
 #   fetch_nvidia_smi.sh [SUITE]     SUITE: bookworm (driver 535, default) or trixie (driver 550)
-# Writes nvidia-smi, libnvidia-ml.so.1 and version into .build/nvidia-smi/SUITE/. The last line of output is this folder.
-# Exit status 3 means that the packages are not available on this machine; stderr gives the reason.
+# Writes nvidia-smi, libnvidia-ml.so.1 and the file `version` into .build/nvidia-smi/SUITE/. The last line of output is
+# this folder. Exit status 3 means that the packages are not available on this machine; stderr gives the reason.
 set -eu
 
 suite=${1:-bookworm}

@@ -191,7 +191,7 @@ return [...document.querySelectorAll("body *")].filter((e) => written(e)
 
 @pytest.mark.parametrize("width", [1280, 360])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_contrast_and_width_in_light_and_dark_mode(page, browser, width, dark):
+def test_text_has_contrast_and_the_page_fits_the_screen(page, browser, width, dark):
     seen = browser(page, width=width, dark=dark)
     for button in seen.find_elements(By.CSS_SELECTOR, "td.node button"):
         seen.execute_script("arguments[0].click()", button)
@@ -250,7 +250,7 @@ OLD = {"xid": 13, "count": 7, "last": None}
 def busy_page(make_page):
     """Returns a page of three nodes: ``one`` has ten containers, ``two`` has one, and ``idle`` has none.
 
-    The GPUs of ``one`` and ``two`` have Xids.
+    The GPUs of ``one`` and ``two`` have Xids (driver errors).
     """
     uses = [
         {"by": f"ns/p-{number}/main", "slices": [f"GPU-a::{number}"], "used_mib": number << 10} for number in range(10)

@@ -172,7 +172,7 @@ def test_toolkit_has_one_version_and_is_removed_completely(host: RpmHost, mirror
     assert host.trace() == before
 
 
-def test_a_mirror_behind_a_proxy(host: RpmHost, proxy: tuple[str, list[str]]) -> None:
+def test_toolkit_is_installed_through_a_proxy(host: RpmHost, proxy: tuple[str, list[str]]) -> None:
     """Repository and key are fetched through the proxy. Without the proxy the mirror's name does not resolve."""
     address, asked = proxy
     mirror, before = "http://mirror.invalid", host.trace()
@@ -231,7 +231,7 @@ def test_packages_that_others_need_are_not_removed(host: RpmHost, mirror: str) -
     assert host.trace() == before
 
 
-def test_packages_from_files(host: RpmHost, mirror: str) -> None:
+def test_packages_from_files_are_installed_and_removed(host: RpmHost, mirror: str) -> None:
     before = host.trace()
     files = [f"/srv/toolkit/{name}-1.17.8-1.x86_64.rpm" for name in TOOLKIT] + [
         "/srv/toolkit/nvidia-docker2-2.14.0-1.x86_64.rpm"

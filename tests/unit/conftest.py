@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares plain pytest for all unit tests. They can import the package of test doubles, and the collection by its real
-name, as under ansible-test. Hypothesis gets no time limit for single examples.
+"""Prepares plain pytest for all unit tests. The tests can import the package of test doubles, and the collection by its
+real name, as under ansible-test. Hypothesis gets no time limit for single examples.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ int sim_channel_open(int index)
         sim_advance(index, now);
         struct sim_channel *channel = &gpu->channels[found];
         int slot = sim_slot();
-        /* Sequence numbers continue after those of the channel's last user, so a thread that still waits for an old
-         * item sees it as done. */
+        /* The new sequence numbers begin after those of the channel's last user. So a thread that still waits for an
+         * item of that user sees the item as done. */
         uint64_t next = channel->tail ? channel->tail : 1;
         memset(channel, 0, offsetof(struct sim_channel, ring));
         channel->slot = slot;
@@ -86,7 +86,7 @@ static uint64_t with_jitter(struct sim_gpu *gpu, uint64_t cost)
     return (uint64_t)((double)cost * (1.0 + permille / 1000.0 * (2.0 * unit - 1.0)));
 }
 
-/* Returns the earliest time at which item `seq` can be done: now plus the time that its own stream still needs. */
+/* Returns the earliest time at which item `seq` can be done: now plus the time that the item's stream still needs. */
 static uint64_t not_before(struct sim_channel *channel, uint64_t seq, uint64_t now)
 {
     uint64_t sum = 0;
@@ -103,7 +103,7 @@ static uint64_t not_before(struct sim_channel *channel, uint64_t seq, uint64_t n
             break;
     }
     if (sum < SIM_POLL_NS)
-        sum = SIM_POLL_NS; /* The item waits for the host or for other queues, so check again soon. */
+        sum = SIM_POLL_NS; /* The end of a wait for the host or other queues is unknown: check soon. */
     return now + (sum < LONGEST_SLEEP_NS ? sum : LONGEST_SLEEP_NS);
 }
 
@@ -211,7 +211,7 @@ bool sim_channel_wait(int index, int number)
     sim_lock();
     uint64_t last = channel->tail - 1, head = channel->head;
     sim_unlock();
-    /* Items may end in any order: wait for every queued item. */
+    /* Items may end in any order, so it is not enough to wait for the last one. */
     for (uint64_t seq = head; seq <= last; seq++)
         if (!sim_work_wait(index, number, seq, NULL))
             return false;

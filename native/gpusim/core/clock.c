@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The clock of the simulation. Real time is CLOCK_MONOTONIC, which all processes of a machine share. Virtual time is a
+ * Implements the clock of the simulation. Real time is CLOCK_MONOTONIC, which all processes share. Virtual time is a
  * counter in the state, in one of two modes:
- *   manual  only sim_clock_advance() moves the time (gpusimctl clock advance), so a test decides every instant;
- *   auto    the time jumps to the next awaited instant as soon as every process with a context waits.
- * In auto mode a process counts as waiting while one of its threads waits in the simulated driver, even if another
+ *   `manual`  only sim_clock_advance() moves the time (gpusimctl clock advance), so a test decides every instant;
+ *   `auto`    the time jumps to the next awaited instant as soon as every process with a context waits.
+ * In mode `auto` a process counts as waiting while one of its threads waits in the simulated driver, even if another
  * thread computes. A sleep outside the driver does not count as waiting, so it stops the virtual time.
  */
 #include "internal.h"
@@ -90,7 +90,7 @@ static void virtual_sleep(struct sim_state *state, uint64_t when)
     }
     sim_lock();
     if (self->wait_target <= when)
-        /* Another thread of this process may wait for a later instant. Its loop stores that instant again. */
+        /* Another thread of this process may wait for a later instant. That thread's loop stores the instant again. */
         self->wait_target = RUNNING;
     sim_unlock();
 }

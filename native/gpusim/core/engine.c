@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs the queued work of a GPU: a discrete-event simulation in the shared state. Each caller that reads the state
- * first advances the simulation (sim_advance). There is no thread and no daemon: the state is final up to the time
- * `simulated`, and later times are not simulated yet.
+ * first advances the simulation (sim_advance). No thread and no daemon does this. The state is final up to the time
+ * `simulated`; later times are not simulated yet.
  *
  * Only one context's kernels run at a time. The GPU switches to another context when the time slice is over and another
  * context has kernels, or when the running context has none; a switch costs switch_ns. Kernels of several streams of
@@ -16,8 +16,8 @@
 
 uint64_t sim_slice_ns(int gpu)
 {
-    /* Factors for NVML's time slices default, short, medium, long. The driver's figures are not public; these ratios
-     * are an assumption of the simulation. */
+    /* Factors for NVML's time slices `default`, `short`, `medium`, `long`. The driver's figures are not public; these
+     * ratios are an assumption of the simulation. */
     static const unsigned scale[] = {1, 1, 2, 4};
     return sim_self.state->slice_ns * scale[sim_self.state->gpus[gpu].time_slice & 3];
 }
@@ -220,8 +220,8 @@ void sim_advance(int index, uint64_t now)
                                   sim_slice_ns(index);
         } else {
             /* Only copies are left, or items that wait for the host or another GPU. The end of such a wait is unknown,
-             * so a step is short. It is longer if more time remains, so that a long gap does not take too many
-             * steps. */
+             * so the engine takes short steps: a 64th of the remaining time, at least SIM_POLL_NS. So a long gap does
+             * not take too many steps. */
             uint64_t step = (now - time) / 64 > SIM_POLL_NS ? (now - time) / 64 : SIM_POLL_NS;
             if (time + step < until)
                 until = time + step;

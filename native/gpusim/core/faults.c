@@ -34,8 +34,8 @@ void sim_gpu_recover(int gpu)
 
 void sim_event_wait(uint32_t seen, unsigned timeout_ms)
 {
-    /* This wait takes real time. In virtual time its timeout would move an auto clock, and might never come on a
-     * manual clock. */
+    /* This wait takes real time. On a virtual clock the timeout would move the time (mode `auto`) or might never come
+     * (mode `manual`). */
     if (atomic_load(&sim_self.state->event_seq) == seen)
         sim_futex_wait(&sim_self.state->event_seq, seen, (uint64_t)timeout_ms * 1000000u);
 }

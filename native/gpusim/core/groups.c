@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Simulates the video memory limits that driver branch 615 enforces for control groups. A group is identified by the
- * inode of its folder, which is the same in every cgroup namespace, while its path differs.
+ * Simulates the video memory limits that driver branch 615 enforces for control groups. The inode of a group's folder
+ * identifies the group, because the inode is the same in every cgroup namespace and the path is not.
  *
  * The profile's key `memacct` selects the kernel's controller that counts the memory:
- *   dmem  all groups from the process's own up to the root are charged, and each group's limit applies;
- *   misc  only the nearest group with a limit is charged. Memory allocated before the first limit never counts.
+ *   `dmem`  all groups from the process's own up to the root are charged, and each group's limit applies;
+ *   `misc`  only the nearest group with a limit is charged. Memory allocated before the first limit never counts.
  *
  * A move of a process to another group is not simulated: the process is charged to the group in which it opened the
  * driver.
@@ -237,8 +237,8 @@ uint64_t sim_group_cap(int gpu, uint64_t *used)
     return limit->hard;
 }
 
-/* With misc the driver identifies a group by its address in the kernel, so a new group at the address of a removed
- * group inherits the removed group's limit. This simulates such a case. */
+/* With `misc` the driver identifies a group by its address in the kernel, so a new group at the address of a removed
+ * group inherits the removed group's limit. This function simulates that inheritance. */
 void sim_group_joined(int slot)
 {
     struct sim_state *state = sim_self.state;
@@ -360,7 +360,7 @@ enum sim_group_answer sim_group_set(int gpu, const char *path, uint64_t soft, ui
         sim_reap();
         answer = apply(gpu, path, &named, soft, hard);
         sim_unlock();
-        link_below(named.folder, named.groups[0], 0); /* This call also closes the folder. */
+        link_below(named.folder, named.groups[0], 0); /* link_below() also closes the folder. */
     } else if (named.folder >= 0) {
         close(named.folder);
     }

@@ -66,7 +66,8 @@ struct sim_mig_gi {
 
 /* One sample of the driver's ring of utilization samples. It has the utilization over the period before `time`, and the
  * ONE process whose context ran on the GPU at `time`. slot is -1 if no context ran. pid is the process id in that
- * process's own namespace: use sim_proc_pid() on the slot while serial still matches. */
+ * process's own namespace. While serial is still the slot's serial, sim_proc_pid() of the slot returns the pid for the
+ * caller's namespace. */
 struct sim_sample {
     /* Time in sim_now() nanoseconds. */
     uint64_t time;
@@ -96,7 +97,7 @@ enum sim_work_kind {
     SIM_WORK_COPY,
     /* Event record: completes when its stream reaches it. */
     SIM_WORK_MARK,
-    /* Wait: completes when item dep_seq of channel dep_channel is done. */
+    /* Wait: completes when item dep_seq of the channel (queue of a context) dep_channel is done. */
     SIM_WORK_WAIT,
     /* Host work: completes when its owner calls sim_work_release(). */
     SIM_WORK_HOST,
@@ -167,7 +168,7 @@ struct sim_usage {
 enum sim_role { SIM_ROLE_NONE = 0, SIM_ROLE_CUDA, SIM_ROLE_NVML, SIM_ROLE_TOOL };
 
 struct sim_proc {
-    /* Number of uses of this slot; a part of the lock's word. */
+    /* How often this slot was taken; a part of the lock's word. */
     uint32_t generation;
     /* enum sim_role; SIM_ROLE_NONE if the slot is free. */
     uint32_t role;
@@ -361,7 +362,7 @@ struct sim_state {
     uint32_t memacct;
     /* 1 if a group's limit needs the group's controller to be on. */
     uint32_t controllers_required;
-    /* dmem: 1 if the kernel accepts a limit below the current usage. */
+    /* `dmem`: 1 if the kernel accepts a limit below the current usage. */
     uint32_t lowers_below_use;
     char cgroup_root[SIM_NAME];
 
@@ -385,7 +386,7 @@ struct sim_state {
     /* 1 if setting a limit needs no capability. */
     uint32_t anybody_limits;
     uint64_t link_count;
-    /* misc: limit that the next group without a limit inherits; 0 for none. */
+    /* `misc`: limit that the next group without a limit inherits; 0 for none. */
     uint64_t stale_limit[SIM_MAX_GPUS];
     struct sim_limit limits[SIM_LIMITS];
     struct sim_link links[SIM_LINKS];

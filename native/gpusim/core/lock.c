@@ -4,10 +4,10 @@
  *
  * Without contention it costs one compare-and-swap and one exchange, and no system call. The lock's word identifies its
  * holder by the process's slot (its place in the state's table of processes) and the number of uses of this slot (the
- * generation). A pid or tid cannot identify the holder, because it may be the same in two PID namespaces, and processes
- * of several namespaces share the state. So a robust pthread mutex, whose word is a tid, would not do. After a while a
- * waiter checks whether the holder lives: the kernel's lock on the holder's slot shows that (process.c). If the holder
- * is dead, the waiter takes the lock and repairs the state.
+ * generation). A pid or tid cannot identify the holder, because processes of several PID namespaces share the state,
+ * and the same number may occur in two of them. So a robust pthread mutex, whose word is a tid, would not do. After a
+ * while a waiter checks whether the holder lives: the kernel's lock on the holder's slot shows that (process.c). If the
+ * holder is dead, the waiter takes the lock and repairs the state.
  */
 #include "internal.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declares the MIG profiles of the GPU models, which the rows of models.c name by the macro SIM_MIG(). */
+/* Declares the MIG profiles of the GPU models. The rows of models.c name them with the macro SIM_MIG(). */
 #ifndef GPUSIM_MODELS_MIG_H
 #define GPUSIM_MODELS_MIG_H
 

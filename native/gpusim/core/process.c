@@ -32,7 +32,7 @@ bool sim_slot_alive(int slot)
         return true;
     struct flock probe = byte_lock(F_WRLCK, LIVE_BYTES, slot);
     if (fcntl(sim_self.fd, F_OFD_GETLK, &probe) < 0)
-        return true; /* If the state is unknown, the process counts as alive, so that no memory in use is freed. */
+        return true; /* The lock cannot be read: assume a living process, so that no memory in use is freed. */
     return probe.l_type != F_UNLCK;
 }
 

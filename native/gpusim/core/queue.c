@@ -3,7 +3,8 @@
  * Decides which work items (kernels, copies, event records, waits) of a context's queue may start.
  *
  * Items of one stream run one after another. The legacy stream (CUDA's default stream 0) waits for all earlier items of
- * blocking streams, and later items of blocking streams wait for it. Streams made with the flag non-blocking ignore it.
+ * blocking streams, and later items of blocking streams wait for it. Streams made with the flag `non-blocking` ignore
+ * the legacy stream.
  */
 #include "queue.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Interface between the engine, which simulates a GPU's time (engine.c), and the queues of the contexts (queue.c). A
- * GPU's "holder" is the context whose kernels run now. */
+ * channel is the queue of a context. A GPU's "holder" is the context whose kernels run now. */
 #ifndef GPUSIM_QUEUE_H
 #define GPUSIM_QUEUE_H
 
@@ -30,7 +30,8 @@ struct sim_order {
     /* Streams with an unfinished item. */
     uint32_t streams[SIM_ORDER_STREAMS];
     unsigned count;
-    /* True if a blocking stream, or the legacy stream, has an unfinished item. */
+    /* blocking: some blocking stream (the legacy stream included) has an unfinished item. legacy: the legacy stream has
+     * one. */
     bool blocking, legacy;
 };
 bool sim_may_start(const struct sim_order *order, uint32_t stream);
@@ -39,8 +40,8 @@ void sim_unfinished(struct sim_order *order, uint32_t stream);
 struct sim_work *sim_entry(struct sim_channel *channel, uint64_t seq);
 bool sim_is_done(struct sim_channel *channel, uint64_t seq);
 
-/* Completes due items of the channel at `now`, starts copies, and lists the kernels that could run. True if any item
- * was completed. The caller must hold the lock. */
+/* Completes the channel's items that are due at `now`, starts the copies whose turn in their stream has come, and lists
+ * in *set the kernels that may run. Returns true if any item was completed. The caller must hold the lock. */
 bool sim_queue_scan(int gpu, struct sim_channel *channel, uint64_t now, struct sim_runset *set);
 
 #endif

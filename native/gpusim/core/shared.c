@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that has a shareable handle. A handle is a file descriptor, as on hardware. The memory lives as long as a
- * process has such a descriptor or has imported the memory, even after the exporting process has ended. A descriptor in
- * transit in a socket keeps the memory too. Each descriptor and each import has a lock on a byte of one file. A
- * descriptor's lock belongs to its open file description. An importer's lock lives as long as its mapping of the file.
+ * Keeps track of memory that has a shareable handle. A handle is a file descriptor, as on hardware. The memory lives as
+ * long as a process has such a descriptor or has imported the memory, even after the exporting process has ended. A
+ * descriptor in transit in a socket keeps the memory too. Each descriptor and each import has a lock on a byte of one
+ * file. A descriptor's lock belongs to its open file description. An importer's lock lives as long as its mapping of
+ * the file.
  *
  * Memory that the exporting process has released still counts as used on the GPU (sim_gpu.used), but no process is
  * charged for it.

@@ -28,7 +28,7 @@ enum sim_status {
     /* The state file has another version or is damaged. */
     SIM_ERR_STATE,
     SIM_ERR_IO,
-    /* No slot or channel is free. */
+    /* No slot or channel (queue of a context) is free. */
     SIM_ERR_FULL,
     /* The GPU has not enough free memory. */
     SIM_ERR_MEMORY,
@@ -61,7 +61,7 @@ const char *sim_profile_path(void);
 /* Rereads the profile into the mapped state; keeps live processes. Used by gpusimctl reset. */
 enum sim_status sim_reset(bool force);
 
-/* True if this process may use GPU i (with device_nodes = require: /dev/nvidia<minor> exists). Needs no lock. */
+/* True if this process may use GPU i (with `device_nodes = require`: /dev/nvidia<minor> exists). Needs no lock. */
 bool sim_gpu_visible(int gpu);
 
 /* ---- lock and processes (lock.c, process.c) ---------------------------------------------------------------- */
@@ -80,7 +80,8 @@ uint64_t sim_usage_bytes(const struct sim_usage *use);
 /* ---- memory (memory.c) -------------------------------------------------------------------------------------- */
 
 enum sim_kind { SIM_MEMORY, SIM_CONTEXT, SIM_MODULE, SIM_MANAGED };
-/* Both functions take the lock themselves. sim_charge() returns SIM_OK, SIM_ERR_MEMORY or SIM_ERR_LOST. */
+/* sim_charge() and sim_uncharge() take the lock themselves. sim_charge() returns SIM_OK, SIM_ERR_MEMORY or
+ * SIM_ERR_LOST. */
 enum sim_status sim_charge(int gpu, enum sim_kind kind, uint64_t bytes);
 void sim_uncharge(int gpu, enum sim_kind kind, uint64_t bytes);
 /* Reads the memory of the GPU, or of the MIG instance in use, after dead processes' memory is freed. */
@@ -93,22 +94,25 @@ uint64_t sim_instance_total(int gpu, int gi);
 
 /* ---- memory limits of control groups (groups.c) ------------------------------------------------------------------ */
 
-/* The profile selects one of the kernel's controllers misc and dmem (groups.c). Some answers exist only with one. */
+/* The profile selects one of the kernel's controllers `misc` and `dmem` (groups.c). What follows these names below
+ * applies only to that controller. */
 enum sim_group_answer {
     SIM_GROUP_OK = 0,
     /* The soft limit is above the hard limit, or a limit is above the GPU's memory. */
     SIM_GROUP_ARGUMENT,
-    /* The group is the root group, or the GPU uses MIG or counts no memory for groups. misc: sim_group_get() found no
+    /* The group is the root group, or the GPU uses MIG or counts no memory for groups. `misc`: sim_group_get() found no
      * limit of the group or of a group above it. */
     SIM_GROUP_UNSUPPORTED,
-    /* dmem: the controller is not enabled for the group. */
+    /* `dmem`: the controller is not enabled for the group. */
     SIM_GROUP_NOT_FOUND,
     /* The path cannot be opened. */
     SIM_GROUP_PATH,
-    /* The path is no control group, or the table of limits is full. misc: the new limit is below the current usage. */
+    /* The path is no control group, or the table of limits is full. `misc`: the new limit is below the current
+     * usage. */
     SIM_GROUP_REFUSED,
 };
-/* The path is that of the group's folder as the caller sees it. Both functions take the lock themselves. */
+/* Set and get a group's limit. `path` is the path of the group's folder as the caller sees it. Both functions take the
+ * lock themselves. */
 enum sim_group_answer sim_group_set(int gpu, const char *path, uint64_t soft, uint64_t hard);
 enum sim_group_answer sim_group_get(int gpu, const char *path, struct sim_limit *limit, uint64_t *used);
 /* Returns the bytes that the group is charged for. The caller must hold the lock. */
@@ -152,10 +156,12 @@ uint64_t sim_slice_ns(int gpu);
 /* Opens a channel and returns its number, or -1 with sim_error(). This and the functions below take the lock. */
 int sim_channel_open(int gpu);
 void sim_channel_close(int gpu, int channel);
-/* Queues a copy of *work as an item; blocks while the queue is full. The item overwrites an old one in the channel's
- * ring. If overwritten is not NULL, it receives the old item. Returns the sequence number, or 0 if the GPU is lost. */
+/* Queues a copy of *work as an item; blocks while the queue is full. The new item overwrites an old item in the
+ * channel's ring. If overwritten is not NULL, *overwritten receives the old item. Returns the sequence number, or 0 if
+ * the GPU is lost. */
 uint64_t sim_submit(int gpu, int channel, const struct sim_work *work, struct sim_work *overwritten);
-/* True if the item is done. If finish is not NULL, it receives the end; 0: the item is not done or was overwritten. */
+/* True if the item is done. If finish is not NULL, *finish receives the time of the end; 0: the item is not done or was
+ * overwritten. */
 bool sim_work_done(int gpu, int channel, uint64_t seq, uint64_t *finish);
 /* True if all earlier items of the item's stream are done. */
 bool sim_work_reached(int gpu, int channel, uint64_t seq);

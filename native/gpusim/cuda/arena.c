@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The allocator of simulated device addresses (the arena). It uses chunks of 2 MiB. A block above 1 MiB is a run of
+ * Allocates simulated device addresses (the arena). The arena uses chunks of 2 MiB. A block above 1 MiB is a run of
  * chunks; smaller blocks lie in slabs, which are chunks with blocks of one size class. The allocator's records are not
  * in the memory itself, because a program that writes past its block must not crash the driver. A bitmap of the first
  * chunks of all runs finds the block of any address.

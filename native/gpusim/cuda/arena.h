@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device addresses and their bytes. An arena is one sparse memory file, mapped once: an allocation makes no system
- * call, unwritten memory costs nothing even for 80 GB, and another process can map it (IPC). The arena chooses
+ * Manages device addresses and their bytes. An arena is one sparse memory file, mapped once: an allocation makes no
+ * system call, unwritten memory costs nothing even for 80 GB, and another process can map it (IPC). The arena chooses
  * addresses only; sim_charge() of core decides whether the GPU has enough free memory.
  */
 #ifndef GPUSIM_ARENA_H

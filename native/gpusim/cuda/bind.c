@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bindings of physical memory to tiles of sparse arrays and to multicast objects. A binding keeps the memory alive, as
- * handles and mappings do. Copies through bound memory are not simulated; only the place of each binding is stored.
+ * Stores the bindings of physical memory to tiles of sparse arrays and to multicast objects. A binding keeps the memory
+ * alive, as handles and mappings do. Copies through bound memory are not simulated; only the place of each binding is
+ * stored.
  */
 #include "vmm.h"
 

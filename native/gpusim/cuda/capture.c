@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture. A capture is an unfinished graph. Each stream in it has a frontier, the nodes on which the stream's
- * next node depends. A stream joins the capture when it waits for a captured event. Before the capture ends, the stream
- * that began it must wait for all joined streams.
+ * Implements stream capture. A capture is an unfinished graph. Each stream in it has a frontier, the nodes on which the
+ * stream's next node depends. A stream joins the capture when it waits for a captured event. Before the capture ends,
+ * the stream that began it must wait for all joined streams.
  */
 #include "capture.h"
 

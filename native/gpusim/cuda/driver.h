@@ -63,14 +63,14 @@ struct CUctx_st {
     uint64_t stack_bytes, heap_bytes;
     int cache_config, shared_config;
     struct event_table *events;
-    /* For a green context, which is a part of the GPU's SMs: the primary context. It owns everything except the green
-     * context's streams, SMs and default stream. */
+    /* For a green context, which is a part of the GPU's SMs: the primary context. The primary context owns everything
+     * except the green context's streams, SMs and default stream. */
     CUcontext home;
     unsigned sms;
     CUstream own;
     /* The CUgreenCtx of this context. */
     void *handle;
-    /* For a green context: 1 if it is current in a thread. It can be current in only one. */
+    /* For a green context: 1 if it is current in a thread. It can be current in only one thread. */
     _Atomic unsigned inside;
     CUcontext next;
 };
@@ -226,8 +226,8 @@ CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
 CUresult stream_wait(CUstream stream);
 /* Waits until the context's queue is empty. */
 CUresult context_drain(CUcontext context);
-/* Does the same as context_drain(). If the hostile behaviour context-lock is on (hostile.h), other calls on the context
- * must wait meanwhile. */
+/* Does the same as context_drain(). If the hostile behaviour `context-lock` is on (hostile.h), other calls on the
+ * context must wait meanwhile. */
 CUresult context_wait(CUcontext context);
 void streams_destroy(CUcontext context);
 uint64_t copy_cost(uint64_t bytes, bool over_bus);

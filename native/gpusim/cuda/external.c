@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * External memory. The imported object is a descriptor of physical memory that a process of this driver exported. On
- * hardware, too, descriptors of exported CUDA memory can be imported in this way. The import takes ownership of the
- * descriptor. A mapped buffer lives until it is freed, even if the external memory object is destroyed earlier.
+ * Implements external memory. The imported object is a descriptor of physical memory that a process of this driver
+ * exported. On hardware, too, descriptors of exported CUDA memory can be imported in this way. The import takes
+ * ownership of the descriptor. A mapped buffer lives until it is freed, even if the external memory object is destroyed
+ * earlier.
  */
 #include "vmm.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attributes and occupancy of functions, and the context-independent libraries and kernels of CUDA 12. */
+/* Implements attributes and occupancy of functions, and the context-independent libraries and kernels of CUDA 12. */
 #include "module.h"
 
 #include "hostile.h"

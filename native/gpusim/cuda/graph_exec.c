@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Executable graphs. A launch runs the nodes one after another in the stream, in an order that respects the edges.
- * Concurrent branches, as on hardware, would not change the context's share of the GPU.
+ * Implements executable graphs. A launch runs the nodes one after another in the stream, in an order that respects the
+ * edges. Concurrent branches, as on hardware, would not change the context's share of the GPU.
  */
 #include "graph.h"
 

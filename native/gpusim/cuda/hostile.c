@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hostile behaviours of a driver, which CUDA allows and most drivers avoid (hostile.h), and the private table of
- * functions that a library which intercepts the driver API cannot see (private.h). */
+/* Implements the hostile behaviours of a driver: those that CUDA allows and most drivers avoid (hostile.h). Also has
+ * the private table of functions, which a library that intercepts the driver API cannot see (private.h). */
 #include "hostile.h"
 
 #include <dlfcn.h>

@@ -21,7 +21,7 @@ bool context_lock(CUcontext context);
 void context_unlock(CUcontext context, bool held);
 void context_pass(CUcontext context); /* Waits while another thread has the lock. */
 
-/* Before a free, waits for this context's work or, with waiting-frees, for the work of all contexts on the device. */
+/* Before a free, waits for this context's work or, with `waiting-frees`, for the work of all contexts on the device. */
 CUresult free_wait(CUcontext context);
 
 /* The behaviour `callbacks` reports moments of driver calls to a tool, a library that the program loads. */

@@ -2,10 +2,10 @@
 /*
  * Shares memory between processes by the old IPC handles, and by handles of physical memory that are exported as
  * descriptors. Both kinds of handle name the exporting process's memory file by pid and descriptor number, so they work
- * between processes that see each other's /proc. The exporting process is charged. If it frees memory that another
- * process opened by an old handle, the memory stays, because the importing process has a lock on the block's first byte
- * in the memory file. Unlike on hardware, the memory of an old handle ends with the exporting process. The memory of an
- * exported descriptor does not; ../core/shared.c tracks it.
+ * between processes that see each other's /proc. The exporting process is charged. If the exporting process frees
+ * memory that another process opened by an old handle, the memory stays, because the importing process has a lock on
+ * the block's first byte in the memory file. Unlike on hardware, the memory of an old handle ends with the exporting
+ * process. The memory of an exported descriptor does not; ../core/shared.c tracks it.
  */
 #include "vmm.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The entry points for copies. Each converts its arguments to one 3D copy. As in the real driver, synchronous calls
- * wait if host memory is involved. The first versions take 32-bit pointers and sizes.
+ * Defines the entry points for copies. Each entry point converts its arguments to one 3D copy. As in the real driver,
+ * synchronous calls wait if host memory is involved. The first versions take 32-bit pointers and sizes.
  */
 #include "op.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Allocates device memory in plain, pitched and managed blocks. Each is charged to the process before it gets an
- * address. A managed block is wholly on the GPU or wholly in host memory, the latter if the GPU was full or the program
- * asked for it.
+ * Allocates device memory in plain, pitched and managed blocks. Each block is charged to the process before it gets an
+ * address. A managed block is wholly on the GPU or wholly in host memory: in host memory if the GPU was full or the
+ * program asked for that.
  */
 #include "capture.h"
 #include "graph.h"
@@ -19,7 +19,7 @@ struct arena *memory_arena(CUdeviceptr pointer, int *device)
             *device = i;
             return driver.devices[i].arena;
         }
-    *device = -1; /* The arena of 32-bit addresses serves all devices; the block's owner tells the device. */
+    *device = -1; /* The arena (arena.h) of 32-bit addresses serves all devices; the block's owner tells the device. */
     return arena_contains(driver.low, pointer) ? driver.low : NULL;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry points for memsets: element sizes 1, 2 and 4; linear or 2D; with or without a stream. None of them waits
- * for the memset. */
+/* Defines the entry points for memsets: element sizes 1, 2 and 4; linear or 2D; with or without a stream. None of them
+ * waits for the memset. */
 #include "op.h"
 
 static CUresult fill(CUdeviceptr dst, size_t pitch, unsigned value, unsigned element, size_t width, size_t height,

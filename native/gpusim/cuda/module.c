@@ -25,7 +25,7 @@ struct CUmod_st {
     CUfunction functions;
     struct global *globals;
     /* charged: bytes charged for the loaded module. due: bytes of code that are charged later, when the first function
-     * of the module is used (lazy loading). */
+     * of the module is looked up (lazy loading). */
     uint64_t charged, due;
     /* Time that the lazy load takes. */
     uint64_t due_ns;
@@ -103,8 +103,8 @@ static bool lazy(void)
     return mode && strcmp(mode, "LAZY") == 0;
 }
 
-/* Loads code at its first use (lazy loading). With the hostile behaviour context-lock (hostile.h) the driver first
- * waits for the context's work, and all other calls on the context wait for this one. */
+/* Loads code at its first use (lazy loading). With the hostile behaviour `context-lock` (hostile.h) the driver first
+ * waits for the context's work, and all other calls on the context wait for the end of this load. */
 static CUresult load_late(CUmodule module)
 {
     CUcontext context = module->context;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory pools and stream-ordered allocation. A pool reserves physical memory in units of 2 MiB and allocates from it.
- * Freed memory stays reserved until a synchronization finds more of it than the release threshold.
+ * Implements memory pools and stream-ordered allocation. A pool reserves physical memory in units of 2 MiB and
+ * allocates from it. Freed memory stays reserved until a synchronization finds more of it than the release threshold.
  *
  * A block freed in a stream can be allocated again at once: simulated kernels do not access memory, so no kernel can
  * still use it.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Virtual memory management: physical handles, reserved addresses, mappings. Physical memory lives as long as a handle
- * or a mapping refers to it, and is charged to the creating process and device.
+ * Implements virtual memory management: physical handles, reserved addresses, mappings. Physical memory lives as long
+ * as a handle or a mapping refers to it, and is charged to the creating process and device.
  */
 #include "vmm.h"
 

@@ -14,13 +14,13 @@ struct physical {
     size_t bytes;
     /* Numbers of handles and mappings that keep the memory alive. */
     unsigned handles, mapped;
-    /* Address in the arena; 0 for imported memory. */
+    /* Address in the arena (arena.h); 0 for imported memory. */
     uintptr_t base;
     /* Descriptor of the memory file that has the bytes. */
     int fd;
     /* Offset in the memory file. */
     uint64_t offset;
-    /* True for memory of another process, which is charged for it. */
+    /* True for memory of another process; that process is charged for it. */
     bool imported;
     /* True for host memory, which is not charged. */
     bool host;
@@ -34,8 +34,8 @@ struct physical {
 /* Creates a handle for another process's memory; takes ownership of fd and hold. */
 CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *hold, CUmemGenericAllocationHandle *out);
 
-/* The first two find memory by handle or by address, and add the reference of a tile or a multicast object. They return
- * NULL for unknown memory. The third removes the reference. */
+/* vmm_take and vmm_take_at find memory by handle or by address, and add the reference of a tile or a multicast object.
+ * They return NULL for unknown memory. vmm_let_go removes the reference. */
 struct physical *vmm_take(CUmemGenericAllocationHandle handle);
 struct physical *vmm_take_at(CUdeviceptr pointer);
 void vmm_let_go(struct physical *physical);

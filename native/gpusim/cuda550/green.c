@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Implements green contexts (CUDA 12.4). A green context is a part of a device's SMs. It owns only its streams; all
- * else belongs to the device's primary context. CUDA 12.4's functions for events and waits of green contexts return
- * NOT_SUPPORTED.
+ * Implements green contexts (CUDA 12.4). A green context is a part of a device's SMs. It owns only its SMs and its
+ * streams; all else belongs to the device's primary context. CUDA 12.4's functions for events and waits of green
+ * contexts return NOT_SUPPORTED.
  */
 #include "driver.h"
 

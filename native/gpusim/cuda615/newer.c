@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Functions of CUDA 13.5's driver that 12.4's lacks: new kinds of capture, and newer versions of known functions. A
- * capture "to CIG" (CUDA in Graphics) adds CUDA work to a graphics program's commands. Graphics is not simulated, so
- * the captured work is dropped.
+ * Implements functions of CUDA 13.5's driver that 12.4's lacks: new kinds of capture, and newer versions of known
+ * functions. A capture "to CIG" (CUDA in Graphics) adds CUDA work to a graphics program's commands. Graphics is not
+ * simulated, so the captured work is dropped.
  */
 #include "capture.h"
 #include "graph.h"

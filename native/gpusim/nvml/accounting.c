@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's accounting mode: while it is on, the usage of each process that had a context on the GPU stays available after
- * the process has ended. */
+/* Implements NVML's accounting mode: while it is on, the usage of each process that had a context on the GPU stays
+ * available after the process has ended. */
 #include "nvml_internal.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's event sets. A set delivers the Xid and ECC events of the GPUs registered with it, in order, from the moment of
- * registration. */
+/* Implements NVML's event sets. A set delivers the Xid and ECC events of the GPUs registered with it, in order, from
+ * the moment of registration. */
 #include "nvml_internal.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for ECC mode and counters, retired pages and remapped rows. The only errors are those that
- * `gpusimctl ecc` injects; all of them are DRAM errors. */
+/* Implements NVML's functions for ECC mode and counters, retired pages and remapped rows. The only errors are those
+ * that `gpusimctl ecc` injects; all of them are DRAM errors. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for the constant properties of a GPU: name, UUID, serial, PCI address, architecture, capability,
- * board. */
+/* Implements NVML's functions for the constant properties of a GPU: name, UUID, serial, PCI address, architecture,
+ * capability, board. */
 #include "nvml_internal.h"
 
 #include <stdio.h>

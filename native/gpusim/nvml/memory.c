@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for the memory of a GPU or of one GPU instance (MIG). */
+/* Implements NVML's functions for the memory of a GPU or of one GPU instance (MIG). */
 #include "nvml_internal.h"
 
 #include <string.h>

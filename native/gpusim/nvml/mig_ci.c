@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for compute instances (MIG). A compute instance has all or some compute slices of a GPU instance and
- * shares the memory and the engines of that GPU instance with its other compute instances. */
+/* Implements NVML's functions for compute instances (MIG). A compute instance has all or some compute slices of a GPU
+ * instance and shares the memory and the engines of that GPU instance with its other compute instances. */
 #include "nvml_internal.h"
 
 #include <stdio.h>
@@ -31,7 +31,7 @@ static unsigned slices_of(unsigned number)
 
 /* Returns the number of SMs of a compute instance. If it takes only some slices of its GPU instance, it has the SMs of
  * these slices. If it takes the whole GPU instance, it has all SMs of that instance, which can be more: on an H100 a 3g
- * instance has 60, but a slice has 16. */
+ * instance has 60 SMs, and three slices of 16 SMs are only 48. */
 static unsigned sm_count(const struct sim_gpu *gpu, const struct sim_mig_profile *profile, unsigned slices)
 {
     unsigned per_slice = gpu->arch >= SIM_HOPPER ? 16 : 14;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for MIG devices: handles that programs use like those of GPUs, one for each compute instance. */
+/* Implements NVML's functions for MIG devices: handles that programs use like those of GPUs, one for each compute
+ * instance. */
 #include "nvml_internal.h"
 
 NVML_WORD(nvmlDeviceIsMigDeviceHandle, NVML_ANY_DEVICE, target.gi >= 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NVML's functions for the MIG mode and GPU instances.
+ * Implements NVML's functions for the MIG mode and GPU instances.
  *
  * A GPU has eight memory slices. An instance takes consecutive slices from one of the starts that its profile allows. A
  * change of the MIG mode destroys all instances. If the GPU has clients, the change stays pending and the activation

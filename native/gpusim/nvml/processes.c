@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's lists of the processes with a context on a GPU. The lists of graphics and MPS processes are empty, because
- * neither is simulated. */
+/* Implements NVML's lists of the processes with a context on a GPU. The lists of graphics and MPS processes are empty,
+ * because neither is simulated. */
 #include "nvml_internal.h"
 
 #include <stdlib.h>

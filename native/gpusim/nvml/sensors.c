@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for clocks, power, temperature and fan. The values are computed from constants of the model and the
- * present utilization, so that load is visible. */
+/* Implements NVML's functions for clocks, power, temperature and fan. The values are computed from constants of the
+ * model and the present utilization, so that load is visible. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>

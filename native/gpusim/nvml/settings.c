@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for the settings of an administrator: persistence, compute mode, power limit, clocks. All setters
- * need root. */
+/* Implements NVML's functions for the settings of an administrator: persistence, compute mode, power limit, clocks. All
+ * setters need root. */
 #include "nvml_internal.h"
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions for initialization, versions, error strings and names of processes. */
+/* Implements NVML's functions for initialization, versions, error strings and names of processes. */
 #include "nvml_internal.h"
 
 #include <pthread.h>

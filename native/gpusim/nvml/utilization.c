@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NVML's functions for utilization. They read the ring of samples that the simulation of the GPU fills. As in the
- * driver, a sample is taken every 139 ms, the last 72 are shown, and each names the one process whose context ran on
- * the GPU at that moment.
+ * Implements NVML's functions for utilization. They read the ring of samples that the simulation of the GPU fills. As
+ * in the driver, a sample is taken every 139 ms, the last 72 are shown, and each names the one process whose context
+ * ran on the GPU at that moment.
  *
  * A process's utilization over a window is (sum of the samples that name the process) / (number of samples in the
  * window). This estimate is noisy on purpose; `gpusimctl log` has the exact run times.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVML's functions of branch 615 for video memory limits of control groups, which the driver enforces (CUDA 13.4). The
- * return codes are those of 615's header. */
+/* Implements NVML's functions of branch 615 for the video memory limits that the driver enforces for control groups
+ * (CUDA 13.4). The return codes are those of 615's header. */
 #include "nvml_internal.h"
 
 #include <linux/capability.h>

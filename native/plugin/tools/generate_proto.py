@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the gRPC modules of src/vgpu_plugin/_proto/*.proto into a folder. It needs grpcio-tools.
+"""Generates the gRPC modules of src/vgpu_plugin/_proto/*.proto into a folder. Needs grpcio-tools.
 
-setup.py uses it for wheels and the Makefile for the source tree, so that both get the same code.
+setup.py runs this program for wheels and the Makefile runs it for the source tree, so that both get the same code.
 """
 
 from __future__ import annotations

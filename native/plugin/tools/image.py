@@ -9,7 +9,8 @@ Nodes can load this file without a registry.
 --library adds the archive of libvgpu.so to the device plugin's image, for nodes that no playbook prepares. --oci writes
 a second file in OCI's format, which skopeo, podman and ctr can push to a registry.
 Without --base the image starts from a Debian root that mmdebstrap makes from the distribution's packages; the archive
-must be for its Python. --base names another image that the engine can pull and that has python3 and python3-venv.
+must be for the Python of this root. --base names another image, which must have python3 and python3-venv and which the
+engine can pull.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class ImageError(Exception):
 
 
 class Extras(NamedTuple):
-    """Optional parts: the archive of the library, which is put into the image, and the path of a second image file in
-    OCI's format.
+    """Optional parts: ``library`` is the archive of the library, which is put into the image; ``oci`` is the path of a
+    second image file in OCI's format.
     """
 
     library: Path | None = None
@@ -106,7 +107,7 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str, extras: Ext
             shutil.copy2(extras.library, Path(scratch) / "library")
         options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
         # podman would store a layer for each step, for use by the next build. The next build has another archive and
-        # cannot use them, so they are not kept.
+        # cannot use these layers, so they are not kept.
         options += ["--layers=false"] if Path(engine).name.startswith("podman") else []
         former = image_id(engine, tag)
         call(
@@ -145,12 +146,12 @@ def digest(file: Path) -> str:
 
 
 def image_id(engine: str, name: str) -> str:
-    """Returns the engine's id of an image; empty if there is no image of that name."""
+    """Returns the engine's id of an image; an empty text if there is no image of that name."""
     return shown(engine, name, "{{.Id}}")
 
 
 def shown(engine: str, name: str, what: str) -> str:
-    """Returns a field of an image by a template; empty if there is no image of that name."""
+    """Returns the field that the template ``what`` names; an empty text if there is no image of that name."""
     command = [engine, "image", "inspect", "--format", what, name]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -44,7 +44,7 @@ def main() -> int:
         try:
             os.makedirs(given.root, exist_ok=True)
             # If a run of site.yml is killed, its installer continues. Without the lock, the next run's installer would
-            # delete the first one's files. The lock ends with its process and leaves no file.
+            # delete the files of that installer. The lock ends with its process and leaves no file.
             fcntl.flock(os.open(given.root, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
             if os.path.exists(os.path.join(target, ".complete")):
                 print(f"{target} is there")

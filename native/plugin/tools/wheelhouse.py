@@ -81,7 +81,7 @@ def main() -> int:
 
 
 class Wanted(NamedTuple):
-    """The archive to build. ``name`` is that of the program. Examples: ``version`` 0.1.0-1f2e3d, ``python`` 3.11,
+    """The archive to build. ``name`` is the program's name. Examples: ``version`` 0.1.0-1f2e3d, ``python`` 3.11,
     ``arch`` x86_64.
     """
 
@@ -136,8 +136,8 @@ def checked_version(wanted: Wanted) -> str:
 
 
 def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """Returns our wheel of this version, if a folder has it. Returns none for the kubelet double (the tests'
-    kubelet), which needs two wheels of ours.
+    """Returns our wheel of this version, or an empty list if no folder has it. Returns an empty list for the kubelet
+    double (the tests' kubelet), which needs two wheels of ours.
     """
     if wanted.name == DOUBLE:
         return []
@@ -146,8 +146,8 @@ def found_ours(folders: list[Path], wanted: Wanted) -> list[Path]:
 
 
 def found_foreign(folders: list[Path], wanted: Wanted) -> list[Path]:
-    """Returns all third-party wheels, if the folders have them with the digests of the lock file. Returns none if a
-    wheel is missing.
+    """Returns all third-party wheels, if the folders have them with the digests of the lock file. Returns an
+    empty list if a wheel is missing.
     """
     chosen = []
     for name, block in needed_blocks(wanted):

@@ -15,8 +15,8 @@
 
 /* A tenant counts as busy for this time after its last launch. */
 #define ACTIVE_NS (60 * MS)
-/* A waiting tenant writes its page every 10 ms. If the page is not written for this time, the tenant counts as
- * killed. */
+/* A waiting tenant writes its tenant page, the file with its own state, every 10 ms. If that page is not written for
+ * this time, the tenant counts as killed. */
 #define WAITING_NS (25 * MS)
 /* Every busy tenant has one turn in about this time. */
 #define CYCLE_NS (50 * MS)
@@ -24,10 +24,10 @@
 #define TURN_MAX_NS (30 * MS)
 /* A turn ends early if its tenant has had no work on the GPU for this time. */
 #define IDLE_NS (300 * US)
-/* During a turn its tenant's page is read at this interval. */
+/* During a turn the holder's tenant page is read at this interval. */
 #define LOOK_NS (250 * US)
-/* If a tenant's work takes longer than predicted, the tenant updates its page within this time. Otherwise it counts as
- * killed. */
+/* If a tenant's work takes longer than predicted, the tenant updates its tenant page within this time. Otherwise the
+ * tenant counts as killed. */
 #define LATE_NS (400 * US)
 #define DRAIN_NS VGPU_ARBITER_DRAIN_NS
 /* Maximum predicted work that a tenant of low priority may queue while a tenant of high priority shares the GPU. */
@@ -46,7 +46,7 @@
 #define SPARSE_LEAST_NS (150 * US)
 /* A sparse tenant goes first only if its last turn ended at least this time ago. */
 #define SPARSE_REST_NS (4 * MS)
-/* A sparse tenant cuts the current turn short only after this time, and only if its credit covers its burst. */
+/* A sparse tenant whose credit covers its burst cuts a turn short once the turn has lasted this long. */
 #define SPARSE_NS (1 * MS)
 /* Maximum predicted work that other tenants may queue while a sparse tenant is active. */
 #define SPARSE_OUTSTANDING_US 1000u
@@ -87,7 +87,7 @@ static uint64_t past(uint64_t when, uint64_t now)
     return when <= now ? when : when - now < WAITING_NS ? now : 0;
 }
 
-/* Updates the credit of a tenant that is idle, or the only active one. Such a tenant saves up no credit. Its debt
+/* Updates the credit of a tenant that is idle or is the only active one. Such a tenant saves up no credit. Its debt
  * decreases at the rate of its share, so that a pause is never cheaper than waiting for a turn. */
 static void rest(struct schedule_tenant *tenant, uint64_t passed)
 {
@@ -222,8 +222,8 @@ static bool bursts(const struct schedule_tenant *tenant)
     return tenant->gave_up >= 3 && tenant->burst >= SPARSE_LEAST_NS;
 }
 
-/* Returns true if the tenant needs less than a turn and its credit covers its burst. If it goes first, one more change
- * of turns costs the other tenants a little time, but their shares stay the same. */
+/* Returns true if the tenant is sparse, has rested and its credit covers its burst. If such a tenant goes first, one
+ * more change of turns costs the other tenants a little time, but their shares stay the same. */
 static bool sparse(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && claim_of(tenant, sum) >= (double)tenant->burst;

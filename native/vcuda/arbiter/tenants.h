@@ -19,10 +19,10 @@ struct allocation {
     char id[VGPU_ALLOCATION_SIZE];
     bool used, seen, complained;
     uint64_t since; /* since: the time at which the folder was first seen. */
-    /* Descriptor of the allocation's folder. It stays valid when the folder is renamed. */
+    /* folder: descriptor of the allocation's folder. It stays valid when the folder is renamed. */
     int folder;
-    /* Descriptor of the tenant page (rw/tenant). The page is read by pread(), because the tenant may truncate the file
-     * and an access to a mapping would then crash the arbiter. */
+    /* tenant: descriptor of the tenant page (rw/tenant), which the tenant writes. The page is read by pread(), because
+     * the tenant may truncate the file and an access to a mapping would then crash the arbiter. */
     int tenant;
     struct vgpu_limits limits;
     bool limits_good;
@@ -36,7 +36,7 @@ struct allocation {
 };
 
 struct gpu {
-    char uuid[VGPU_UUID_SIZE]; /* An empty text marks an unused entry. */
+    char uuid[VGPU_UUID_SIZE]; /* uuid: an empty text marks an unused entry. */
     struct schedule schedule;
     struct allocation *tenant[SCHEDULE_TENANTS];
     int index[SCHEDULE_TENANTS]; /* Index of the GPU among the tenant's devices. */
@@ -48,7 +48,7 @@ struct node {
     struct allocation allocation[ALLOCATIONS];
     struct gpu gpu[GPUS];
     uint64_t now; /* now: the time of the last look at files. */
-    bool quiet; /* True for --json-status: pages are opened read-only and no errors are reported. */
+    bool quiet; /* quiet: true for --json-status; pages are opened read-only and no errors are reported. */
 };
 
 /* Finds new and removed allocations, and files that were created again. Returns false if the folder of all allocations

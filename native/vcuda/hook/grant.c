@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the limits file of each allocation that the container was given. The file can be trusted, because only root may
- * enter its folder on the node. */
+/* Reads the limits file of each allocation (parts of GPUs) that the container was given. The file can be trusted,
+ * because on the node only root may enter the file's folder. */
 #include "hook.h"
 
 #include "limits/limits_file.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds the container's control group of version 2, which is the line 0:: in the process's cgroup file. The driver
- * charges memory by a controller, dmem or misc, which must be enabled in every parent group. runc enables all
- * controllers, but crun does not, so the hook enables this one.
+ * Finds the container's control group of version 2: the line 0:: in the cgroup file of the container's first process
+ * names this group. The driver charges memory by a controller, dmem or misc, which must be enabled in every parent
+ * group. runc enables all controllers, but crun does not, so the hook enables the driver's controller.
  */
 #include "hook.h"
 

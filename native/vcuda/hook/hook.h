@@ -17,8 +17,8 @@
 
 struct options {
     const char *allocations, *cgroup_root, *nvml, *backend;
-    /* If true, a container does not start without the driver's limit. If false, the library alone may enforce the
-     * limit. */
+    /* driver: if true, a container does not start without the driver's limit. If false, the library alone may enforce
+     * the limit. */
     bool driver;
 };
 
@@ -30,11 +30,11 @@ struct container {
 
 struct gpu {
     char uuid[VGPU_UUID_SIZE];
-    /* The limit in bytes, summed over all allocations of the container. UNLIMITED means no limit. */
+    /* hard: the limit in bytes, summed over all allocations of the container. UNLIMITED means no limit. */
     uint64_t hard;
 };
 
-/* The allocations whose files are mounted into the container, and the limits that the node grants by them. */
+/* The allocations (parts of GPUs) whose files are mounted into the container, and the limits in these files. */
 struct grant {
     char ids[ALLOCATIONS][256];
     int id_count;

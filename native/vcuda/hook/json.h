@@ -8,14 +8,14 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Reads a whole file or descriptor, NUL-terminated, at most `most` bytes. NULL: see errno. The caller frees the
- * text. */
+/* Reads a whole file or descriptor, NUL-terminated, at most `most` bytes. Returns NULL and sets errno on failure.
+ * The caller frees the text. */
 char *json_read(int descriptor, size_t most);
-/* Returns true if the whole text is one value. */
+/* Returns true if the whole text is one JSON value. */
 bool json_whole(const char *text);
-/* Returns the member with this name; if two members have the name, the last member. */
+/* Returns the value of the member with this name; of several members with the name, the last. */
 const char *json_member(const char *object, const char *name);
-/* Returns the first element; NULL also for an empty array. */
+/* Returns the array's first element; NULL also for an empty array. */
 const char *json_first(const char *array);
 const char *json_next(const char *element);
 /* Returns false if the value is no string, does not fit, or contains a NUL. */

@@ -23,9 +23,10 @@
 #define VGPU_ALLOCATION_SIZE 64
 
 /*
- * Paths of the files in a container. The root, the library's folder and the share's folder are read-only mounts. Ledger
- * and tenant page are writable mounts inside the share. A mount cannot be renamed from inside the container. The root
- * is in /dev, because /dev is a separate mount in every container, so no image can put a link there.
+ * Paths of the files in a container. A share is a folder with the files of one allocation. The root, the library's
+ * folder and each share are read-only mounts. Ledger and tenant page are writable mounts inside a share. A mount cannot
+ * be renamed from inside the container. The root is in /dev, because /dev is a separate mount in every container, so no
+ * image can put a link there.
  *
  * Containers of an older version have single files below /etc/vgpu and /run/vgpu, and their own library.
  */
@@ -67,8 +68,8 @@ enum vgpu_device_flag {
     VGPU_DEVICE_UNLIMITED_MEMORY = 1u << 0,
 };
 
-/* The limits of one device. sm_percent 0 or 100 means no limit. The devices are in NVML's order in the container, which
- * stays the same for the life of an allocation. */
+/* The limits of one device. sm_percent 0 or 100 means no limit. The devices are in NVML's order in the container; this
+ * order stays the same for the life of an allocation. */
 struct vgpu_limits_device {
     char uuid[VGPU_UUID_SIZE]; /* UUID as NVML spells it, "GPU-..." or "MIG-...", padded with NUL. */
     uint64_t memory_bytes;
@@ -183,8 +184,8 @@ struct vgpu_ledger {
 
 /*
  * There is one gpu page for each allocation and GPU: the node's file `gpu-<uuid>` in the allocation's folder, read-only
- * in the container. The page says when this tenant may use this GPU. Only the arbiter writes the page, in place. A
- * tenant obeys the page while heartbeat_ns is younger than VGPU_ARBITER_SILENT_NS. Otherwise, and without a page, the
+ * in the container. The page's gate says when this tenant may use this GPU. Only the arbiter writes the page, in place.
+ * A tenant obeys the page while heartbeat_ns is younger than VGPU_ARBITER_SILENT_NS. Otherwise, and without a page, the
  * tenant limits itself to its share.
  *
  * Times are CLOCK_MONOTONIC in nanoseconds, which host and containers share (but not time namespaces).
@@ -236,9 +237,9 @@ struct vgpu_gpu_page {
 /* --- tenant page -------------------------------------------------------------------------------- */
 
 /*
- * The page of a container. It records for all its processes together how much device time they may still use and when
- * they use the GPU. Every word changes by one atomic step, so that a kill leaves no half-written state. Times expire,
- * so that a killed process cannot keep a gate shut.
+ * The tenant page of a container records for all its processes together how much device time they may still use and
+ * when they use the GPU. Every word changes by one atomic step, so that a kill leaves no half-written state. Times
+ * expire, so that a killed process cannot keep a gate shut.
  *
  * The tenant can write false values. So the arbiter takes shares from the limits file only and bounds every value that
  * it reads here.

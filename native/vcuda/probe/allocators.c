@@ -264,7 +264,7 @@ static void measure_ways(const struct fill *fill)
         if (result->verdict != PASSED)
             return;
         size_t length = strlen(tried);
-        if (result->found) /* This driver has the functions of the way. */
+        if (result->found) /* Name the way only if this driver has its functions. */
             snprintf(tried + length, sizeof tried - length, "%s%s", length ? ", " : "", ways[i].name);
         most = result->found > most ? result->found : most;
     }

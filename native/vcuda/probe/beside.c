@@ -2,8 +2,8 @@
 /*
  * Tests memory shared between two containers. Two probes in two slices of a GPU connect by a socket in a common folder,
  * as two pods do with a volume. The first probe allocates memory of each kind that can be exported, fills its slice and
- * exports the memory. The second has filled its own slice. It imports the memory and keeps it, so it uses more than its
- * limit. Then the first frees everything and allocates again.
+ * exports the memory. The second probe has filled its own slice. It imports the memory and keeps it, and so exceeds its
+ * limit. Then the first probe frees everything and allocates again.
  *
  * The old memory is then still on the card. So each byte that the first probe gets again exceeds the sum of both limits
  * and is charged to neither container.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tries the bypasses of docs/threat-model.md, by which a tenant could get more memory than its slice of a GPU has. One
- * process fills the slice except for the cost of a second context and ROOM. Another process tries a bypass and requests
+ * process fills the slice except for a second context and ROOM bytes. Another process tries a bypass and requests
  * more than is left. If the request is granted, the memory is some MiB beyond the limit and is freed at once, so other
  * containers lose it only for a moment.
  *
@@ -35,7 +35,7 @@ struct bypass {
     way_round attempt;                       /* attempt: NULL means that an ordinary program requests the memory. */
     /* holder: called in the process that holds the slice after it has filled the slice; may be NULL. */
     void (*holder)(const struct fill *fill);
-    enum verdict if_granted;                 /* OPEN if the threat model lists this bypass as open. */
+    enum verdict if_granted;                 /* if_granted: OPEN if the threat model lists this bypass as open. */
 };
 
 bool slice_is_empty;

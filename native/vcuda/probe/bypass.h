@@ -27,8 +27,8 @@ enum attempt ask_as_program(const char *program, const char *const added[], CUde
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
 /* Called by main in the new program, which then makes the request. The process gets the given name. */
 int asked_as_program(const char *device, const char *name);
-/* True if the slice is not filled first. The request then fits into the slice, so a grant alone proves nothing: the
- * attempt is a bypass only if the memory is charged to no process, which ask_beyond checks. */
+/* slice_is_empty: true if the slice is not filled first. The request then fits into the slice, so a grant alone proves
+ * nothing: the attempt is a bypass only if the memory is charged to no process. ask_beyond checks that. */
 extern bool slice_is_empty;
 /* Waits, for less than ATTEMPT_S, so that the node's watcher can see the granted memory. The watcher compares the
  * memory that the driver shows for each process with the ledger, the container's file of the memory charged to each
@@ -72,7 +72,8 @@ enum attempt spoil_the_ledger(const struct fill *fill);
 enum attempt remove_the_ledger(const struct fill *fill);
 enum attempt grow_the_ledger(const struct fill *fill);
 enum attempt boast_in_the_ledger(const struct fill *fill);
-void lie_in_the_ledger(const struct fill *fill); /* Called by the process that has filled the slice. */
+/* lie_in_the_ledger: called by the process that has filled the slice. */
+void lie_in_the_ledger(const struct fill *fill);
 void close_descriptors(const struct fill *fill);
 
 /*

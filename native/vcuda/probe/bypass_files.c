@@ -169,7 +169,7 @@ static void boast(int file, char *ledger, uint64_t figure)
 /*
  * Returns how many bytes a process must get in an empty slice so that the node's watcher reports it: more than the
  * limit plus the watcher's tolerance. The tolerance is one sixteenth of the process's bytes, at least 64 MiB, and also
- * one context if contexts do not count.
+ * one context if contexts do not count. For a slice that is filled first, returns BEYOND.
  */
 static uint64_t beyond_the_limit(const struct fill *fill)
 {
@@ -210,7 +210,7 @@ void lie_in_the_ledger(const struct fill *fill)
 {
     (void)fill;
     int file = open(slice_ledger(), O_RDWR | O_CLOEXEC);
-    fill->board->status[1] = file; /* A value below 0 shows that there was no ledger to change. */
+    fill->board->status[1] = file; /* status[1]: below 0 if there was no ledger to change. */
     if (file < 0)
         return;
     char *start = ledger_mapped(file);

@@ -137,7 +137,8 @@ static void take_down(const char *place)
     rmdir(place);
 }
 
-/* Requests memory with a copied library and forged limits, and without a library if its folder was renamed. */
+/* Requests memory with forged limits if the renamed folder contained the limits. If that is not granted, requests
+ * memory while the files of the renamed folder are missing. */
 static enum attempt ask_moved(const struct fill *fill, const char *folder, const char *moved, int limits)
 {
     const char *const added[] = {NULL};
@@ -289,7 +290,7 @@ static enum attempt cover_limits(const char *path)
     bool ready = in_memory || (mkdir(place, 0755) == 0 && lay_out(place, node, name, limits));
     bool own = ready && own_mounts();
     closedir(node);
-    /* Opened in the new namespace, because nothing can be bind-mounted from another namespace. */
+    /* The folder is opened again in the new namespace, because nothing can be bind-mounted from another namespace. */
     node = own ? opendir(folder) : NULL;
     if (node && in_memory)
         own = mount("none", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755") == 0 && lay_out(place, node, name, limits);

@@ -2,7 +2,7 @@
 /*
  * Tests a slice's memory limit with memory that exists after its release because another process keeps it
  * (kept_ways.c). The first process creates the memory. The second imports it, fills the slice, and requests more memory
- * twice: after the first process has released a piece, and after it has ended. A grant is a bypass only while the card
+ * twice: after the first process releases a piece, and after that process ends. A grant is a bypass only while the card
  * still has the piece, so the second process reads a word that it wrote there. If a driver gives no address, the handle
  * is assumed to keep the memory.
  */
@@ -195,7 +195,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     else if (beyond)
         result_set(result, VIOLATED, 0, asked, "bytes", "%s: %s %s: with the slice full, %llu bytes more were granted", fill->uuid,
                    way->what, how, (unsigned long long)asked);
-    else if (total > fill->limit) /* A full card refuses every request, so this proves nothing. */
+    else if (total > fill->limit) /* The shown memory exceeds the limit, so a refusal proves nothing. */
         result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: more memory was granted than the limit", fill->uuid);
     else
         result_set(result, PASSED, 0, 0, "bytes", "%s: %s stayed charged after %s%s%s%s", fill->uuid, way->what,

@@ -223,7 +223,7 @@ enum attempt by_own_loader(const struct fill *fill)
     if (length <= 0 || !copy || !file_at(getauxval(AT_BASE), loader, sizeof loader) || !copy_file(loader, copy, 0700))
         return UNABLE;
     program[length] = 0;
-    /* Opened without O_CLOEXEC, because the new program is executed by this descriptor. */
+    /* The copy is opened without O_CLOEXEC, because it is executed through this descriptor. */
     int file = forget_the_preload(copy) ? open(copy, O_RDONLY) : -1;
     unlink(copy);
     if (file < 0)

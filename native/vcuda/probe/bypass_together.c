@@ -2,8 +2,8 @@
 /*
  * Tries concurrently all bypasses that cannot be prevented. The node's watcher must then name the process of each of
  * them. The watcher compares the memory that the driver shows for each process with the process's slot in the ledger,
- * the container's file of charged memory. It finds a process without a slot, or with more memory than its slot records,
- * even in an empty slice. So the slice is not filled first, and other containers on the card lose less memory.
+ * the container's file of charged memory. Even in an empty slice it finds a process without a slot, or with more memory
+ * than its slot records. So the slice is not filled first, and other containers on the card lose less memory.
  */
 #include "bypass.h"
 

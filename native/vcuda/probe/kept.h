@@ -9,7 +9,7 @@
 /* The message that the exporting process sends to the importing process, together with a descriptor. */
 struct note {
     CUipcMemHandle exported;
-    char place[64]; /* A CUmemPoolPtrExportData if the memory belongs to a pool. */
+    char place[64]; /* place: a CUmemPoolPtrExportData if the memory belongs to a pool. */
     bool placed;
     /* Bytes of the piece, and of the exporting process's context, which ends with that process. */
     uint64_t bytes, context;
@@ -17,7 +17,7 @@ struct note {
 };
 
 struct piece {
-    CUdeviceptr pointer; /* 0 if the piece has no address. */
+    CUdeviceptr pointer; /* pointer: 0 if the piece has no address. */
     CUmemGenericAllocationHandle handle;
     CUmemoryPool pool;
     int descriptor;
@@ -30,9 +30,10 @@ struct piece {
 struct kept {
     const char *what;
     CUresult (*make)(struct piece *piece, struct note *note);
-    /* Releases the piece in the exporting process. NULL if the memory can be kept only after that process has ended. */
+    /* let_go: releases the piece in the exporting process. NULL if the memory can be kept only after that process has
+     * ended. */
     CUresult (*let_go)(struct piece *piece);
-    /* Imports the piece. NULL if the exporting process itself keeps the memory, which is freed when that process
+    /* take: imports the piece. NULL if the exporting process itself keeps the memory, which is freed when that process
      * ends. */
     CUresult (*take)(struct piece *piece, const struct note *note);
 };

@@ -170,7 +170,7 @@ static CUresult map_tile(struct piece *piece, struct note *note)
     if (status != CUDA_SUCCESS)
         return status;
     memset(&extent, 0, sizeof extent);
-    if (call.tiles(&extent, array) != CUDA_SUCCESS) /* Assume tiles of 64 KiB, the size of every known driver. */
+    if (call.tiles(&extent, array) != CUDA_SUCCESS) /* Assume 64 KiB, the size of a tile in every known driver. */
         extent.width = extent.height = 128;
     CUarrayMapInfo tile = {.resource = array, .memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle.memHandle = piece->handle};
     tile.subresource.sparseLevel.extentWidth = extent.width;

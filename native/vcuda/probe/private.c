@@ -3,8 +3,8 @@
  * The check private-context uses a context that no exported function of the driver created, so libvgpu does not see its
  * creation. NVIDIA's runtime gets its context in this way, from a private table. The check passes if the context is
  * charged like any other, so that a process with such a context gets exactly the limit. Only the simulated driver has a
- * table with known functions (native/gpusim/cuda/private.h). On another driver the check reports not-run. There a
- * program that uses NVIDIA's runtime tests the same.
+ * table with known functions (native/gpusim/cuda/private.h). On another driver the check reports not-run. With
+ * NVIDIA's driver a program that uses NVIDIA's runtime tests the same.
  */
 #include "loader.h"
 #include "probe.h"

@@ -51,9 +51,9 @@ struct slice {
     struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
     uint32_t flags, core_policy;
 };
-/* Reads all shares of this container and adds them. */
+/* Reads the limits of this container's shares (folders with the files of one allocation) and adds them. */
 void slice_read(struct slice *slice);
-/* The paths of the first share's files. The ledger is the file with the memory charged to each process of the
+/* Return the paths of the first share's files. The ledger is the file with the memory charged to each process of the
  * container; each process has a slot in it. */
 const char *slice_limits(void);
 const char *slice_ledger(void);
@@ -79,8 +79,8 @@ enum verdict { PASSED, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
     enum verdict verdict;
-    /* True if the check did not run for lack of time. The flag lets a caller that must run all checks in limited time
-     * detect this. */
+    /* left_out: true if the check did not run for lack of time. By this flag a caller that must run all checks in
+     * limited time notices a check that did not run. */
     bool left_out;
     uint64_t expected, found;
     char unit[16];
@@ -134,7 +134,7 @@ bool contexts_count(const struct fill *fill);
 /* Allocates all that is granted, down to one byte, beginning with pieces of `first` bytes. Returns the number of
  * bytes. */
 uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first);
-bool wait_for(_Atomic int *counter, int wanted); /* Returns false after a minute. */
+bool wait_for(_Atomic int *counter, int wanted); /* Waits for `wanted`; false after a minute. */
 
 /* Path of the socket where two probes in two slices connect. */
 extern const char *beside_socket;

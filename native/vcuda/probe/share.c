@@ -30,7 +30,7 @@
 
 typedef struct CUfunc_st *CUfunction;
 
-/* The comment line in the kernel is for the simulated driver, which runs no code: it sets the kernel's cost there. */
+/* The kernel's comment line sets the kernel's cost in the simulated driver, which runs no code. */
 static const char image[] = ".version 6.0\n"
                             ".target sm_50\n"
                             ".address_size 64\n"

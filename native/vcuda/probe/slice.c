@@ -18,8 +18,8 @@
 
 #define PLACE 256
 
-/* Paths of the shares of this container. They are numbered folders or, if the library was preloaded by hand, the paths
- * in its variables. */
+/* Paths of the files of this container's shares. A share is a numbered folder with the files of one allocation. If the
+ * library was preloaded by hand, the paths are those in the library's environment variables. */
 struct places {
     int count;
     char limits[VGPU_MAX_SHARES][PLACE], ledger[VGPU_MAX_SHARES][PLACE];
@@ -84,7 +84,7 @@ const char *slice_ledger(void)
     return find()->ledger[0];
 }
 
-/* Adds the limits of two shares of one device. */
+/* Adds a share's limits of one device to those of the earlier shares. */
 static bool add_device(struct slice *slice, const struct vgpu_limits_device *one)
 {
     for (int i = 0; i < slice->count; i++) {

@@ -16,11 +16,11 @@ const struct events vgpu_events = {
     .context_changed = {limiter_forget_thread},
     .context_leaving =
         {
-            /* This runs first, because it reads timing events in the context, which must still exist. */
+            /* Runs first, because it reads timing events of the context, so the context must still exist. */
             fence_context_leaving,
             /* Takes the context out of the table of charged contexts, if this library charged it. */
             context_leaving,
-            /* Gives the memory of a primary context's green contexts to the primary context. */
+            /* Gives the memory of a primary context's green contexts (parts of the GPU) to the primary context. */
             green_context_leaving,
             /* Removes the context's blocks from the tables of charges, because another thread may get the same
              * addresses at once. */

@@ -23,8 +23,8 @@ extern const struct events {
      * or the charge is compared with NVML's figures. The functions uncharge memory that is no longer used. With `trim`
      * they also release memory that the driver keeps for later allocations. */
     void (*reclaim[8])(bool trim);
-    /* A thread has finished an allocation or a free on a device. Since the last comparison with NVML's figures, the
-     * charge has changed much, or may have. The function compares them again. */
+    /* A thread has finished an allocation or a free on a device, and the charge may have changed much since it was last
+     * compared with NVML's figures. The function repeats that comparison. */
     void (*charge_moved[4])(int device);
     /* The thread's current context has changed, or may have changed. */
     void (*context_changed[4])(void);

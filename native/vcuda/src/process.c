@@ -35,7 +35,7 @@ static void reset(void)
 static void before_fork(void)
 {
     /* Take the lock for joining the ledger. Otherwise a child could inherit the descriptor through which its parent is
-     * claiming a slot in the ledger. */
+     * claiming a slot (an entry) in the ledger. */
     ledger_hold();
 }
 

@@ -6,7 +6,7 @@ says which tenant (container with a share of the GPU) may run now. The tenant pa
 about its use.
 
 native/vcuda/include/vgpu_abi.h declares the same layout in C and documents every field; a test compiles that header and
-compares the two. files.py and pages.py read and write the fields. This file does no I/O.
+compares the two layouts. files.py and pages.py read and write the fields. This file does no I/O.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs and parses two files that a tenant (container with a share of a GPU) shares with the node: the limits file (its
 GPU limits) and the ledger (the GPU memory that its processes use, one slot for each process). fields.py defines the
-offsets of the fields. native/vcuda/include/vgpu_abi.h declares the same layout in C. pages.py does the same for two
-other shared files. The functions that take a path read or change files in place; the others do no I/O.
+offsets of the fields. native/vcuda/include/vgpu_abi.h declares the same layout in C. pages.py packs and parses the
+other two shared files. The functions that take a path read or change files in place; the others do no I/O.
 """
 
 from __future__ import annotations
@@ -213,12 +213,12 @@ def open_shared(path: str, access: int = os.O_RDONLY) -> int:
 
 def parse_ledger(data: bytes) -> dict[str, Any]:
     """Returns the devices, the used slots and their sums. The result includes the slots of dead processes. read_ledger
-    removes these, because only the kernel knows which processes are alive.
+    removes these slots, because only the kernel knows which processes are alive.
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
-    [..], "exported": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
-    exported is part of what is used. The tenant (the container) can write this file, so every figure is only the
-    tenant's own report.
+    [..], "exported": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices;
+    ``used`` includes ``exported``. The tenant (the container) can write this file, so every figure is only the tenant's
+    own report.
     """
     devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
     count = len(devices)

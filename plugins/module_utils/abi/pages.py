@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs and parses the GPU page (which tenant may run) and the tenant page (what the container reports).
 
-A tenant is a container with a share of a GPU. Containers share these pages with the node's arbiter, which decides whose
-turn it is on each GPU. fields.py defines the fields. This file does no I/O.
+A tenant is a container with a share of a GPU. Containers share these pages with the node's arbiter, which decides which
+tenant may run on each GPU. fields.py defines the fields. This file does no I/O.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _gpu_page(uuid: str) -> bytes:
 
 
 def parse_gpu_page(data: bytes) -> dict[str, Any]:
-    """Returns every field of a GPU page by name; the values of ``gate`` and ``flags`` are returned as words. Raises
-    LayoutError.
+    """Returns every field of a GPU page by name; the values of ``gate`` (whether the tenant may run) and ``flags`` are
+    returned as words. Raises LayoutError.
     """
     get = header_of(data, fields.GPU_PAGE, fields.GPU_PAGE_FIELDS["uuid"][0])
     found = {name: get(name) for name in fields.GPU_PAGE_FIELDS if name not in ("magic", "reserved")}

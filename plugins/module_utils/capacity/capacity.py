@@ -327,8 +327,8 @@ def _lost(answer: dict[str, Any]) -> set[str]:
 
 
 def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Compares the library on disk. Without its library the device plugin refuses every container, while all slices
-    stay advertised.
+    """Reports a missing library on a host whose GPUs the library shares. Without the library the device plugin refuses
+    every container, while all slices stay advertised.
     """
     status = seen["plugin"]
     if answer["shared"] and status is not None and status.get("library") == "":

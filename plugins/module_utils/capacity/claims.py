@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the devices that a host's ResourceSlices should have if pods get GPUs by claims. No I/O."""
+"""Computes the devices that a host's ResourceSlices should have if pods get GPUs by claims (Dynamic Resource
+Allocation). No I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ def expected(
     gpus: Iterable[dict[str, Any]], pieces: Sequence[sharing.Piece], config: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns ``{uuid, shared, memory_mib, slots}`` of each device, which is a GPU or a MIG device. A value is None if
-    it does not apply to the device. Leaves out a GPU while it keeps slices of a former split whose settings are gone,
-    as the device plugin does.
+    it does not apply to the device. Like the device plugin, leaves out a GPU while it keeps slices (shares) of a former
+    split whose settings are gone.
     """
     requested = (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested"
     out = []

@@ -71,8 +71,8 @@ def _whole(value: Any) -> int | None:
 
 def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[dict[str, str]]:
     """Returns where the resources of a node in Kubernetes (``seen``, from ``facts``) differ from those that the node
-    reports (``offered``: ``{resources: {name: count}, withheld: count}``). ``withheld`` counts the expected slices that
-    the node does not advertise now, for example unhealthy ones.
+    reports (``offered``: ``{resources: {name: count}, withheld: count}``). ``withheld`` counts the expected slices
+    (equal shares of a GPU) that the node does not advertise now, for example unhealthy ones.
     """
     if not seen["found"]:
         remedy = "give the name that kubectl get nodes lists (device_plugin_node_name), or join the host to the cluster"

@@ -51,7 +51,7 @@ def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[st
 
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:
-    """Maps the dotted path of each leaf to its text."""
+    """Maps the dotted path of each leaf of a nested value to the leaf's text."""
     if isinstance(value, dict) and value:
         pairs = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
     elif isinstance(value, list) and value:
@@ -73,9 +73,9 @@ def names(usages: list[dict[str, Any]]) -> dict[str, str]:
 
 def uses(usages: list[dict[str, Any]], slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns a row for each limited container and GPU: ``by`` (the user), ``uuid``, ``slices``, ``limit_mib``,
-    ``used_mib`` and ``processes``. Other slices in use, such as whole GPUs, have rows in which the last three values
-    are None, because their memory is not known. The argument ``slices`` lists the slices with their holders, as
-    ``vgpuctl slices`` does.
+    ``used_mib`` and ``processes``. Other slices (shares of a GPU) in use, such as whole GPUs, have rows in which the
+    last three values are None, because their memory is not known. The argument ``slices`` lists the slices with their
+    holders, as ``vgpuctl slices`` does.
     """
     held = {str(one["id"]): str(one.get("held_by") or "") for one in slices if one.get("in_use")}
     out: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ COUNTED = ((VIOLATED, "VIOLATED"), (PASSED, "passed"), (DETECTED, "detected"), (
 # Maximum number of characters of a table cell.
 WIDEST = 44
 # The texts of the isolation check's test program begin with the GPU's UUID. The report omits it, because the line of
-# the slice names the GPU.
+# the slice (share of a GPU) names the GPU.
 OF_GPU = re.compile(r"^GPU-[0-9a-f-]{36}: ")
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")

@@ -16,7 +16,9 @@ DECIMAL_TEXT = re.compile(r"^[0-9]{1,9}(\.[0-9]{1,12})?\Z")
 
 
 class Finding(NamedTuple):
-    """Describes one fault or warning of an input: ``level`` is error or warning, ``path`` names the variable or key."""
+    """Describes one fault or warning of an input: ``level`` is ``error`` or ``warning``, ``path`` names the variable or
+    key.
+    """
 
     level: str
     path: str

@@ -10,15 +10,16 @@ from typing import Any
 from ..host.digest import sha256
 from . import node_config, sharing, slices
 
-# Kinds of allocations that run a user's work. The only other kind, "lease", belongs to an isolation check.
+# Kinds of allocations that run a user's work. The only other kind, "lease" (a slice lent for a limited time), belongs
+# to an isolation check.
 CLAIM = "claim"
 OUTSIDE = ("container", "exec")
 HOLDERS = ("kubelet", CLAIM, *OUTSIDE)
 
 
 def held(state: dict[str, Any]) -> list[list[str]]:
-    """Returns the slices of each container, whether the kubelet, a claim, docker, podman or ``vgpuctl exec`` started
-    it. Slices of an isolation check are left out.
+    """Returns the slices (shares of a GPU) of each container, whether the kubelet, a claim, docker, podman or ``vgpuctl
+    exec`` started it. Slices of an isolation check are left out.
     """
     status = state["plugin"]["status"] or {}
     allocations = status.get("allocations") or []
@@ -51,7 +52,9 @@ def claims(state: dict[str, Any]) -> list[str]:
 
 
 def active_name(path: str, status: dict[str, Any] | None) -> str:
-    """Returns the name of the configuration that the running device plugin uses; empty if that is node.yaml itself."""
+    """Returns the name of the configuration that the running device plugin uses; empty if the plugin uses node.yaml
+    itself.
+    """
     loaded = (status or {}).get("config_path") or path
     folder = node_config.configs_folder(path) + "/"
     return loaded[len(folder) : -len(node_config.CONFIG_SUFFIX)] if loaded.startswith(folder) else ""

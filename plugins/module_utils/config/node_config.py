@@ -237,8 +237,8 @@ def config_file(config_path: str, name: str) -> str:
 
 
 def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
-    """Returns the section of NVIDIA's file for time-slicing or mps. The entries for exceptions come before the general
-    entry, because the first match wins.
+    """Returns the section of NVIDIA's file for time-slicing or mps. The entries for exceptions (GPUs with settings of
+    their own) come before the general entry, because the first match wins.
     """
     findings: list[Finding] = []
     entries: list[dict[str, Any]] = []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the kinds of role variables from the roles' argument_specs.yml, and finds mistyped variable names.
+"""Makes the kind (the object that reads and checks a value) of each role variable from the roles' argument_specs.yml,
+and finds mistyped variable names.
 
 An argument specification defines type, choices, elements and keys. ``TIGHTER`` and ``RANGES`` define what it cannot
 express: patterns and ranges. This file does no I/O; ``plugin_utils/role_tables.py`` reads the files.
@@ -120,7 +121,7 @@ def kind_of(name: str, option: Mapping[str, Any]) -> Kind:
 
 
 def native(value: Any) -> Any:
-    """Converts a value of ansible-core to the plain types that JSON has, without its tags."""
+    """Converts a value of ansible-core to the plain types that JSON has, without ansible-core's tags."""
     if isinstance(value, Mapping):
         return {native(key): native(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -139,8 +139,8 @@ def _devices(gpus: Sequence[dict[str, Any]], config: dict[str, Any], findings: l
 
 
 def _check_single(gpus: Sequence[dict[str, Any]], findings: list[Finding]) -> None:
-    """Checks the strategy single: every GPU must be in MIG mode with one common profile, because all MIG devices have
-    the same resource name.
+    """Checks the strategy ``single``: every GPU must be in MIG mode with one common profile, because all MIG devices
+    have the same resource name.
     """
     enabled = [gpu for gpu in gpus if gpu.get("mig_enabled")]
     if enabled and len(enabled) < len(gpus):

@@ -35,8 +35,8 @@ class SliceError(ValueError):
 
 
 class Share(NamedTuple):
-    """Holds how one GPU is split, after exceptions were applied; ``exception`` is the index of the exception that
-    matched.
+    """Holds how one GPU is split, after exceptions (settings for some of the GPUs) were applied; ``exception`` is the
+    index of the exception that matched.
     """
 
     split_count: int

@@ -260,7 +260,7 @@ BY_LABEL = {
     "none": ("none", "time-slicing"),
 }
 # Maps a variable to the values of vgpu_sharing with which it has an effect. The variables that belong to sharing.vcuda
-# are not listed, because they always need vcuda.
+# are not listed, because they always need ``vcuda``.
 OTHER_MODES = {
     "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
     "vgpu_devices": ("vcuda", "time-slicing", "mps"),
@@ -273,7 +273,7 @@ OTHER_MODES = {
 
 
 def mig_resource(profile: str) -> str:
-    """Returns the resource name of the instances of a MIG profile under the strategy mixed."""
+    """Returns the resource name of the instances of a MIG profile under the strategy ``mixed``."""
     return "nvidia.com/mig-" + profile.replace("+", ".")
 
 

@@ -18,8 +18,8 @@ SOURCES = ("distribution", "cuda", "mirror", "file", "present")
 SUBNET_MANAGER = "nvlsm"
 # Modules to load, in this order; the kernel loads NVIDIA's other modules as their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
-# These units and packages, and host_files.FILES, are read in advance, because only ``choose`` finds which of them count
-# on this host.
+# All these units and packages, and host_files.FILES, are read before ``choose`` runs, because only ``choose`` decides
+# which of them matter on this host.
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
 

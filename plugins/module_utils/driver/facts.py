@@ -24,7 +24,7 @@ CONTROLLERS = ("dmem", "misc")
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
 # Services that use the driver in addition to users' programs. A reload of the modules stops these services and starts
 # them again, so they are no reason for a reboot. The first of them, a systemd path unit, loads a new module as soon as
-# the module appears on disk. This would race with the unloading.
+# the module appears on disk. Such a load would race with the unloading.
 HOLDERS = (
     "nvidia-cdi-refresh.path",
     "nvidia-cdi-refresh.service",
@@ -66,8 +66,8 @@ def read(host: Host) -> dict[str, Any]:
         "cgroup2": controllers is not None,
         "controllers": None if controllers is None else [one for one in CONTROLLERS if one in controllers.split()],
         "registry": registry(host),
-        # The link exists even without the headers, because it belongs to the kernel's package. Its target belongs to
-        # the package of the headers.
+        # The link ``build`` belongs to the kernel's package, so it exists even without the headers. Its target belongs
+        # to the package of the headers, so only files in that folder prove that the headers are installed.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
 

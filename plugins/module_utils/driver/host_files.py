@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a driver needs on a host in addition to its packages: their paths, and functions without I/O that
-return their texts.
+"""Defines the files that a driver needs on a host in addition to its packages: their paths, and functions without I/O
+that return their texts.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def of_host(
     host: System, wanted: dict[str, Any], kind: str, registry: str
 ) -> tuple[dict[str, str], list[str], list[str]]:
     """Returns the text of each file by its path, the command that rebuilds the initramfs, and the kernel arguments.
-    ``wanted``: the role's settings. ``kind``: open, proprietary or none. ``registry``: the RegistryDwords of the loaded
-    driver.
+    ``wanted``: the role's settings. ``kind``: ``open``, ``proprietary`` or ``none``. ``registry``: the RegistryDwords
+    of the loaded driver.
     """
     files: dict[str, str] = {}
     initramfs: list[str] = []

@@ -48,7 +48,7 @@ def offered(host: System, source: str) -> tuple[int, ...] | None:
 
 
 def packages(host: System, source: str, branch: int | None, kind: str, prebuilt: bool, version: str) -> list[str]:
-    """Returns all packages of the driver without the fabric manager. ``kind``: open, proprietary, none.
+    """Returns all packages of the driver without the fabric manager. ``kind``: ``open``, ``proprietary`` or ``none``.
 
     ``version``: exact or a pattern, for packages that have the driver's version; empty selects the branch's newest.
     """

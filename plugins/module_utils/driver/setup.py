@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets up what a driver needs on a host in addition to its packages, and reverts it: modprobe files, initramfs, kernel
-arguments, kernel modules and services. Each step is derived from the host's state, so the next run completes an
+"""Sets up what a driver needs on a host in addition to its packages, and reverts that setup: modprobe files, initramfs,
+kernel arguments, kernel modules and services. Each step is derived from the host's state, so the next run completes an
 interrupted run. A record, a file on the host, lists the changes to revert.
 """
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures containerd with the desired runtime and restarts containerd, or restores the former file.
 
-``prepare`` reads the file, merges the desired keys into a new text and checks that text by ``containerd config dump``.
-It changes nothing, so check mode stops after it. ``carry_out`` writes the file and restarts containerd. If containerd
-does not start, it restores the former file. Pods survive a restart, because their shims are separate processes.
+``prepare`` reads the file, merges the desired keys into a new text and checks that text with ``containerd config
+dump``. ``prepare`` changes nothing, so check mode stops after it. ``carry_out`` writes the file and restarts
+containerd. If containerd does not start, ``carry_out`` restores the former file. Pods survive a restart, because their
+shims are separate processes.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ class Applier:
             self.applied = "restart"
 
     def older(self, started: float | None) -> bool:
-        # The record is written together with the file. Compare the time of the record, because other users may edit the
-        # file later, and their edits must not cause a restart.
+        # The record (the file with the former settings) is written together with containerd's file. Compare the time of
+        # the record, because other users may edit containerd's file later, and their edits must not cause a restart.
         record = self.options.record
         if not record or not os.path.exists(record):
             return False

@@ -77,10 +77,9 @@ def fresh(daemon: tuple[int, ...], desired: Desired) -> str:
 
 def systemd_cgroup(given: Any, kubelet: Any, text: str | None) -> bool | None:
     """Returns whether the runtime uses systemd's cgroup driver; None means the value that the file has for runc.
-    ``given``: auto, true or false; ``kubelet``: ``kubelet_engine`` of host_state.
-
-    auto means the driver of the running kubelet. If no kubelet runs and the file has no value for runc, auto means
-    systemd, the default of kubeadm.
+    ``given``: ``auto``, ``true`` or ``false``; ``kubelet``: ``kubelet_engine`` of host_state. ``auto`` means the driver
+    of the running kubelet. If no kubelet runs and the file has no value for runc, ``auto`` means systemd, the default
+    of kubeadm.
     """
     if str(given).lower() != "auto":
         return str(given).lower() in ("true", "yes", "on", "1")

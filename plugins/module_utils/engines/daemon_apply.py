@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configures docker by daemon.json and reloads or restarts the daemon, or restores the former file.
+"""Configures docker through daemon.json and reloads or restarts the daemon, or restores the former file.
 
-``prepare`` compares the file with the desired keys, checks the new text, and decides between reload and restart. It
-changes nothing, so check mode stops after it. ``carry_out`` writes the file and makes the daemon apply it. If the
-daemon does not, it restores the former state. All access to the host goes through DockerHost.
+``prepare`` compares the file with the desired keys, checks the new text, and decides between reload and restart.
+``prepare`` changes nothing, so check mode stops after it. ``carry_out`` writes the file and makes the daemon apply it.
+If the daemon does not apply the file, ``carry_out`` restores the former state. All access to the host goes through
+DockerHost.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from ..text.json_text import JsonTextError, Path, same
 
 BOM = "\ufeff"
 
-# Keys that dockerd reloads on SIGHUP. All others are read at start only. After the removal of a key a reload keeps its
-# old value, so the removal of any key needs a restart.
+# Keys that dockerd reloads on SIGHUP. All others are read at start only. After the removal of a top-level key a reload
+# keeps its old value, so such a removal needs a restart.
 RELOADABLE = frozenset(
     (
         "authorization-plugins",

@@ -23,7 +23,7 @@ def digest(text: str | None) -> str:
 
 
 def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
-    """Returns every value inside a JSON value, at any depth, that is no object. An empty object is also returned."""
+    """Returns, at any depth inside a JSON value, every value that is no object, and every empty object."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves((*path, key), item)

@@ -12,7 +12,7 @@ SOCKET = "/run/docker.sock"
 # Seconds to wait for one reply. A daemon on a loaded node may take more than ten seconds, and the role restarts a
 # daemon that does not answer.
 ANSWER_S = 60.0
-# Fields of the reply to /info that the plan compares.
+# Fields of the reply to /info that the plan (the list of coming changes) compares.
 FIELDS = ("ServerVersion", "DefaultRuntime", "Runtimes", "CgroupDriver", "LiveRestoreEnabled", "ContainersRunning")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the container engine of a host if ``container_runtime_engine`` is auto. Also returns the file of the
+"""Chooses the container engine of a host if ``container_runtime_engine`` is ``auto``. Also returns the file of the
 collection that an engine reads. No I/O.
 
 If a kubelet runs, its configured engine is chosen. Else an installed engine is chosen, because a host that will join a

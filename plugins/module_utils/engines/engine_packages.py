@@ -50,9 +50,9 @@ APT_LIKE = {"debian", "ubuntu"}
 
 
 class Choice(NamedTuple):
-    """Describes the packages to install. ``manager``: apt, dnf or zypper; ``packages``: empty if the engine is
-    installed; ``refusal``: why no package is known; ``components``: components of the distribution that apt may have to
-    enable.
+    """Describes the packages to install. ``manager``: ``apt``, ``dnf`` or ``zypper``; ``packages``: empty if the engine
+    is installed; ``refusal``: why no package is known; ``components``: components of the distribution that apt may have
+    to enable.
     """
 
     manager: str
@@ -105,8 +105,8 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     by_system = REPOSITORY if wanted["repository"] else DISTRIBUTION.get(family_of(state["os"]), {})
     brings = by_system.get(engine, [])
     there = bool((state["units"].get(UNITS[engine]) or {}).get("present"))
-    # The record is written before the installation. So if it exists, an installation may have been interrupted and must
-    # be completed.
+    # The record (the list of installed packages) is written before the installation. So if it exists, an installation
+    # may have been interrupted and must be completed.
     ours = state["files"].get(wanted["packages_record"] or "") is not None
     has = {name for name in names(wanted) if state["packages"].get(name)}
     if there and not has & set(brings) and (has or not ours):

@@ -2,7 +2,7 @@
 """Finds the engine that starts the containers of this host's pods, from its kubelet's configuration.
 
 This matters because a role that configures NVIDIA's runtime in another engine reports success, but no pod gets a GPU.
-And docker as a second engine changes the firewall rules of the pods.
+In addition, docker as a second engine changes the firewall rules of the pods.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
 def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
     """Returns ``{"engine", "endpoint", "cgroup_driver"}`` of the running kubelet, None if no kubelet runs.
 
-    ``version``: the version of the host's kubelet; ``engine``: docker, containerd, crio, k3s or rke2, empty for an
-    unknown endpoint; ``cgroup_driver``: systemd or cgroupfs, empty if the configuration does not name it.
+    ``version``: the version of the host's kubelet; ``engine``: ``docker``, ``containerd``, ``crio``, ``k3s`` or
+    ``rke2``, empty for an unknown endpoint; ``cgroup_driver``: ``systemd`` or ``cgroupfs``, empty if the configuration
+    does not name it.
     """
     running: dict[str, str] = {}
     network = host.link("/proc/1/ns/net")

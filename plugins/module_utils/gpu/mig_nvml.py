@@ -20,7 +20,8 @@ INSUFFICIENT_SIZE, INSUFFICIENT_RESOURCES = 7, 23
 PROFILES = 16
 # Maximum instances of one profile on a GPU.
 MOST = 8
-# Maps the number of a GPU instance's slices to the compute profile that uses all of these slices.
+# Maps the number of a GPU instance's slices (NVIDIA's units of a GPU) to the compute profile that uses all of these
+# slices.
 WHOLE = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 
 

@@ -11,8 +11,9 @@ EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
 
 
 class System(NamedTuple):
-    """Describes a host's system. ``family``: debian, ubuntu, el or sles. ``release``: of ubuntu the version, such as
-    24.04, of the others the major version. ``headers``: whether the running kernel's headers are installed.
+    """Describes a host's system. ``family``: ``debian``, ``ubuntu``, ``el`` or ``sles``. ``release``: of ubuntu the
+    version, such as 24.04, of the others the major version. ``headers``: whether the running kernel's headers are
+    installed.
     """
 
     family: str

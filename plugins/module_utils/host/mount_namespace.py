@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program as in a container, on hosts without a container runtime. The program gets its own mount namespace, in
 which files are bind-mounted at chosen paths. /dev is a new tmpfs with exactly the mount points of a container, so that
-a check can test whether a program can move a folder there. Nothing is written on the host. If a mount point is missing,
-its folder is covered by a tmpfs in the new namespace, and the other entries of the folder are bind-mounted into that
-tmpfs.
+a check can test whether a program can move a folder in /dev. Nothing is written on the host. If a mount point is
+missing, its folder is covered by a tmpfs in the new namespace, and the other entries of the folder are bind-mounted
+into that tmpfs.
 """
 
 from __future__ import annotations

@@ -233,8 +233,8 @@ class SliceCheck:
         return [driver_verdicts.of_restart(self._claimed, self._limit, seen[0], self._expected), *checks]
 
     def _driver_beside(self) -> dict[str, Any]:
-        """Fills this slice by a process without libvgpu.so, and tests whether the driver's limit and memory account of
-        another slice stay unchanged.
+        """Fills this slice with a process without libvgpu.so, and tests whether the driver's limit and memory account
+        of another slice stay unchanged.
         """
         timeout = float(self._params["timeout"])
         found: list[dict[str, Any]] = []

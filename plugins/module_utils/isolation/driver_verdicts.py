@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges whether the driver enforces the memory limit of a container's control group. The observations come from the
 host and from tenants, which here are test processes in the group without libvgpu.so. The device plugin reports what
-enforces the limit (``driver-dmem``, ``driver-misc``: the driver, by the kernel's controller dmem or misc). If it
-reports the driver and the driver does not enforce the limit, that is a violation. Figures are bytes. No I/O.
+enforces the limit (``driver-dmem``, ``driver-misc``: the driver, by the kernel's controller dmem or misc). If the
+plugin reports the driver, but the driver does not enforce the limit, that is a violation. Figures are bytes. No I/O.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def of_root(claimed: str, code: int, call: str, capabilities: int) -> dict[str, 
 
 def of_managed(claimed: str, found: Deltas) -> dict[str, Any]:
     """Judges whether managed memory on the card is charged to the group. Driver 615 charges it to no group, which gives
-    the verdict open and no violation.
+    the verdict ``open`` and no violation.
     """
     wanted = f"{found.size} charged to the group"
     if found.fault:

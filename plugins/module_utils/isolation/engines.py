@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the container engine of the host that runs the isolation check, and makes the container's root file system.
+"""Chooses which container engine of the host runs the isolation check, and makes the container's root file system.
 
 If no image is named, the root is made of the host's own files (image.py): an image for docker or podman, a folder for
 containerd. The name of the image or folder holds the id of the run that made it (host/run_id.py). The run removes it at

@@ -2,7 +2,7 @@
 """Finds and removes the containers and images that killed isolation checks left at the engines of a host. Their names
 contain the id of the run. Before docker or podman creates something, a run writes a record file. An engine without such
 a record is not queried, because the first query makes podman create its storage. Former versions wrote no record. Only
-``clean_up`` and ``left_behind`` search for their leftovers, and only at an engine that is in use (IN_USE).
+``clean_up`` and ``left_behind`` search for leftovers of former versions, and only at an engine that is in use (IN_USE).
 """
 
 from __future__ import annotations

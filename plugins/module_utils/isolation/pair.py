@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs in two slices (shares of a GPU) at once and creates a folder that both slices see. No program starts
-before both slices are prepared. Two runs of the same program start AHEAD_S seconds apart, because each first measures
-how long a GPU kernel takes undisturbed.
+before both slices are prepared. Two runs of the same program start AHEAD_S seconds apart, because each run first
+measures how long a GPU kernel takes undisturbed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the slice's memory inside the slice, by nvidia-smi and nvidia-ml-py, and outside, by the host's NVML."""
+"""Reads the memory of a slice (share of a GPU): inside the slice by nvidia-smi and nvidia-ml-py, outside by the host's
+NVML.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the isolation of a slice (share of a GPU) by the probe (a program in the slice that tries to exceed the
-limits), nvidia-smi in the slice, and the host. No I/O. Verdicts: passed; violated; not-run; open: the probe bypassed
-the library in a way that user space cannot prevent, so the slice does not fail; detected: the node's watcher, which
-looks for bypasses, named the bypass while it ran.
+"""Judges the isolation of a slice (share of a GPU) from the reports of the probe (a program in the slice that tries to
+exceed the limits), of nvidia-smi in the slice, and of the host. No I/O. Verdicts: ``passed``; ``violated``;
+``not-run``; ``open``: the probe bypassed the library in a way that user space cannot prevent, so the slice does not
+fail; ``detected``: the node's watcher, which looks for bypasses, named the bypass while it ran.
 
 A check is ``{name, verdict, expected, found, unit, detail, left_out}``. ``left_out``: the check did not run because the
 time for the slice was over. docs/threat-model.md lists the bypasses that may be open; the report shows them. If the
-watcher could see a bypass and did not name it, the verdict is violated.
+watcher could see a bypass and did not name it, the verdict is ``violated``.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _arbiter(desired: plugin.Desired) -> dict[str, Any]:
     program = f"{desired.library_root}/current/vgpu-arbiter"
     return {
         **_container(desired, ARBITER),
-        # The arbiter's systemd unit on a host has the same setting.
+        # The arbiter's systemd unit on a host sets the same CPU priority.
         "command": ["nice", "-n", "-10", program, "--run", "/run/vgpu"],
         "securityContext": {
             "allowPrivilegeEscalation": False,

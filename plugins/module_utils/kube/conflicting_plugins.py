@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds device plugins of other products for the same GPUs, and removes those that the user named. It searches through
-the API server, because only the cluster shows a plugin's owner (such as a DaemonSet), which would start the plugin
-again. On a host, state/conflicting_on_host.py finds the plugin's socket and process. All I/O goes through an API object
-with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``.
+"""Finds device plugins of other products for the same GPUs, and removes those that the user named. The search goes
+through the API server, because only the cluster shows a plugin's owner (such as a DaemonSet), which would start the
+plugin again. On a host, state/conflicting_on_host.py finds the plugin's socket and process. All I/O goes through an API
+object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a cluster's objects for claims (Dynamic Resource Allocation, Kubernetes 1.36): the device classes, and two
 policies. One policy refuses parameters that our driver would refuse, the other refuses mounts over our files. If the
-driver runs as a DaemonSet, there are also its rights. A driver that runs as a service of the node uses the kubelet's
-credentials, which may read the claims of the node's pods and write the ResourceSlices of the node.
+driver runs as a DaemonSet, the objects include its rights. A driver that runs as a service of the node uses the
+kubelet's credentials, which may read the claims of the node's pods and write the ResourceSlices of the node.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
 
 
 def classes(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Returns the device classes. The class of shares gets an extended resource only if the user sets one. If two
-    classes have the same extended resource, Kubernetes uses the younger class, so another driver's class could lose its
-    resource.
+    """Returns the device classes. The class of shares (parts of a GPU) gets an extended resource only if the user sets
+    one. If two classes have the same extended resource, Kubernetes uses the younger class, so another driver's class
+    could lose its resource.
     """
     shares = _device_class(CLASS, "gpu")
     if extended_resource:

@@ -70,7 +70,8 @@ def evict(api: Any, pod: dict[str, Any]) -> int:
 
 def asks_for(pod: dict[str, Any], prefix: str) -> bool:
     """Returns whether a container of the pod requests a resource whose name begins with ``prefix``, or the pod has a
-    claim. Every claim counts, because the pod's spec does not show which driver's devices it is for.
+    claim (Dynamic Resource Allocation). Every claim counts, because the pod's spec does not show which driver's devices
+    a claim is for.
     """
     spec = pod.get("spec") or {}
     if spec.get("resourceClaims"):

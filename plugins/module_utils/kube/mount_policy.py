@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files. pods/mounts.py explains
-the rule; here it is written in CEL. The API server evaluates the policy itself, so the rule always applies. There are
-up to three policies. OF_SCHEDULER covers the resource names of the scheduler's configuration. OF_DEVICE_PLUGIN covers
-the resources of the role device_plugin; an annotation lists its nodes and their resources. OF_CLAIMS covers containers
-with claims. Policies may overlap without harm.
+"""Makes ValidatingAdmissionPolicies that refuse pods whose mounts conflict with our files. pods/mounts.py explains the
+rule; here it is written in CEL. The API server evaluates the policies itself, so the rule always applies. There are up
+to three policies. OF_SCHEDULER covers the resource names of the scheduler's configuration. OF_DEVICE_PLUGIN covers the
+resources of the role device_plugin; an annotation lists its nodes and their resources. OF_CLAIMS covers containers with
+claims (Dynamic Resource Allocation). Policies may overlap without harm.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def manifests(
 
 
 def of_claims(extended_resource: str = "") -> list[dict[str, Any]]:
-    """Returns the policy for containers with claims. In such a container the library looks for shares at a fixed
-    list of mount points, so a volume at an unused one would count as a share.
+    """Returns the policy for containers with claims. In such a container the library looks for shares at a fixed list
+    of mount points, so a volume at an unused mount point would count as a share.
     """
     return manifests(OF_CLAIMS, [extended_resource] if extended_resource else [], claims=True)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the ValidatingAdmissionPolicy that protects the annotations with the promised and allocated GPUs of a pod. Only
-the scheduler and the device plugin may write, change or remove them, by any resource or subresource. The API server
-evaluates the policy itself, so the protection never pauses. On API servers before 1.30 the scheduler's webhook protects
-the annotations instead, but not while no replica of it answers.
+the scheduler and the device plugin may write, change or remove them, through any resource or subresource. The API
+server evaluates the policy itself, so the protection never pauses. On API servers before 1.30 the scheduler's webhook
+protects the annotations instead, but not while no replica of the scheduler answers.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _has(one: str, name: str) -> str:
 
 
 def _value(one: str, name: str) -> str:
-    """Returns a CEL expression: a list with the annotation's value, or an empty list if it is missing. So an empty
-    annotation differs from a missing one.
+    """Returns a CEL expression: a list with the annotation's value, or an empty list if the annotation is missing. So
+    an empty annotation differs from a missing one.
     """
     return f"({_has(one, name)} ? [{one}.metadata.annotations[{_text(name)}]] : [])"
 

@@ -70,7 +70,7 @@ class Desired(NamedTuple):
     policies: bool = True
     # Names of namespaces whose pods may read the metrics. If there are none, no port of the pod serves metrics.
     metrics_namespaces: Sequence[str] = ()
-    # Log format of vgpu-scheduler: text or json. The kube-scheduler's container keeps its own format.
+    # Log format of vgpu-scheduler: ``text`` or ``json``. The kube-scheduler's container keeps its own format.
     log_format: str = "text"
 
 

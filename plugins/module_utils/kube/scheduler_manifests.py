@@ -3,8 +3,8 @@
 a policy that refuses pods which mount over our files, and a policy that protects the scheduler's annotations on pods.
 One of these annotations is the plan: the GPUs that the pod gets.
 
-A replica is one pod with an unmodified kube-scheduler and vgpu-scheduler, which is its extender and the admission
-webhook. The default scheduler stays unchanged.
+A replica is one pod with an unmodified kube-scheduler and vgpu-scheduler. vgpu-scheduler is the kube-scheduler's
+extender and the admission webhook. The default scheduler stays unchanged.
 """
 
 from __future__ import annotations

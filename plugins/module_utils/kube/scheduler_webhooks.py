@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the webhook configurations of the scheduler, as plain data, and the CEL conditions by which the API server
-chooses the pods that it sends to them.
+chooses the pods that it sends to the webhooks.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ container.
 A version may be removed only if none of three cases applies. Mapped: a process of a container, or the arbiter (the
 service that divides GPU time), has mapped files of the version. Mounted: files of the version are mounted in a mount
 namespace, even if no process there has loaded them yet. Promised: the device plugin's records name the version. The
-kubelet restarts an ended container with the mounts of the plugin's first reply, so the version's folder must still
-exist.
+last case counts because the kubelet restarts an ended container with the mounts of the plugin's first reply, so the
+version's folder must still exist.
 """
 
 from __future__ import annotations

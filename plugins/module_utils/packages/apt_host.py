@@ -164,11 +164,11 @@ class AptHost:
         return self.must("asking for held packages", "apt-mark", "showhold").split()
 
     def mark(self, verb: str, names: Sequence[str]) -> None:
-        """Holds or releases packages; ``verb`` is hold or unhold."""
+        """Holds or releases packages; ``verb`` is ``hold`` or ``unhold``."""
         self.must(f"apt-mark {verb} of {', '.join(names)}", "apt-mark", verb, *names)
 
     def change(self, verb: str, packages: Sequence[str], simulate: bool, held: bool = False) -> str:
-        """Runs one transaction; ``verb`` is install or purge. ``held``: whether the transaction may also change
+        """Runs one transaction; ``verb`` is ``install`` or ``purge``. ``held``: whether the transaction may also change
         packages that are held.
         """
         words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]

@@ -36,7 +36,7 @@ class RpmError(package_manager.PackageError):
 
 
 class RpmHost:
-    """Runs the package manager. ``manager``: dnf or zypper; auto chooses by os-release."""
+    """Runs the package manager. ``manager``: ``dnf`` or ``zypper``; ``auto`` chooses by os-release."""
 
     def __init__(self, manager: str, lock_timeout: int = 300) -> None:
         self.lock_timeout = lock_timeout
@@ -178,7 +178,7 @@ class RpmHost:
             self.must(f"removing {', '.join(names)}", "zypper", "--non-interactive", "remove", *names)
 
     def module(self, verb: str, spec: str) -> None:
-        """Changes a module of dnf; ``verb`` is enable or reset."""
+        """Changes a module of dnf; ``verb`` is ``enable`` or ``reset``."""
         self.must(f"dnf module {verb} of {spec}", "dnf", *self.quiet(), "module", verb, spec)
 
     def can_lock(self) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs the packages of a role on an RPM system, with the repository that has them, and removes both without a
-trace. It makes one transaction, writes a record before each change, and restores the former state after a failure.
+trace. It makes one transaction, writes a record (a file that lists what to revert) before each change, and restores the
+former state after a failure.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def _had_claims(state: dict[str, Any]) -> bool:
 
 
 def faults_of_absence(state: dict[str, Any]) -> list[str]:
-    """Returns errors for the role device_plugin with state absent."""
+    """Returns errors for the role device_plugin with state ``absent``."""
     return _left(state, "device_plugin_state is absent")
 
 

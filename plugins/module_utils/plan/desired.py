@@ -88,8 +88,8 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
     for role in ROLES:
         if variables.get(role + "_state") is None:
             continue
-        # Sharing modes other than vcuda need no library, so the role vcuda is left out; an installed library stays for
-        # the containers that use it. But ``vgpu_memory_enforcement: driver`` needs the role, because the role also
+        # Sharing modes other than ``vcuda`` need no library, so the role vcuda is left out; an installed library stays
+        # for the containers that use it. But ``vgpu_memory_enforcement: driver`` needs the role, because the role also
         # installs the hook that sets the driver's limits.
         unused = settings["vgpu_sharing"] != "vcuda" and settings["vgpu_memory_enforcement"] != "driver"
         if role == "vcuda" and unused and variables["vcuda_state"] == "present":
@@ -128,7 +128,7 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
         if not roles["nvidia_driver"]["packages"]:
             # The choice of the driver's packages may depend on all packages that match these patterns.
             options["packages"] += driver_choice.PACKAGE_PATTERNS
-    # With vcuda, the plan checks the container toolkit's file even if the role sets no key in it.
+    # With sharing mode ``vcuda``, the plan checks the container toolkit's file even if the role sets no key in it.
     if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or desired["sharing"] == "vcuda"):
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:

@@ -190,7 +190,7 @@ def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     try:
         stopped = json.loads(text or "{}").get(STOPPED) or []
     except (ValueError, AttributeError):
-        # Ignore an unreadable record here, because the role's module reports it.
+        # Ignore an unreadable record (the file that names these services) here, because the role's module reports it.
         return []
     return [f"start {name}, which an interrupted run had stopped" for name in stopped]
 

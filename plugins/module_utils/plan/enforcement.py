@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts what will enforce memory limits on a host, the driver or the library, and why. The plan shows the result. If
 the user requests enforcement by the driver and the host cannot do that, the result is an error. The rule is in
-gpu/enforcement.py. One fact comes from the running device plugin: at each start it sets a limit by the driver and reads
-it back.
+gpu/enforcement.py. One fact comes from the running device plugin: its probe sets a limit by the driver at each start
+and reads the limit back.
 """
 
 from __future__ import annotations

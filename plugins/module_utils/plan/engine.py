@@ -90,8 +90,8 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Returns a warning for docker on a host without Kubernetes if its version can start containers by a slice's CDI
-    name, but the feature that permits this is not set.
+    """Returns a warning for docker on a host without Kubernetes if its version can start containers by the CDI name of
+    a slice (share of a GPU), but the feature that permits this is not set.
     """
     found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
     plugin = desired["roles"].get("device_plugin") or {}

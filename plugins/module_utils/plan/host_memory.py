@@ -12,8 +12,8 @@ from ..config.kinds import Finding, error, warning
 
 
 def findings(gpus: Sequence[dict[str, Any]], config: dict[str, Any], host_mib: int) -> list[Finding]:
-    """Returns an error for each slice that can never be filled. If there is none, returns one warning if the slices
-    cannot all be full at the same time.
+    """Returns an error for each slice (share of a GPU) that can never be filled. If there is none, returns one warning
+    if the slices cannot all be full at the same time.
 
     ``host_mib``: all memory of the host, 0 if unknown.
     """

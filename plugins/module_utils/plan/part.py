@@ -56,7 +56,7 @@ def _matches_pattern(found: str, pin: str) -> bool:
 
 
 def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns what a role with state absent must still revert on the host, according to its records."""
+    """Returns what a role with state ``absent`` must still revert on the host, according to its records."""
     return [
         f"revert the changes recorded in {path}" for path in records(wanted) if state["files"].get(path) is not None
     ]

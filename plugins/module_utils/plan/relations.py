@@ -50,7 +50,7 @@ def faults(value: Callable[[str], Any]) -> list[Finding]:
 
 
 def _missing(needs: Needs, value: Callable[[str], Any]) -> list[Finding]:
-    # A role with state absent needs no other variables.
+    # A role with state ``absent`` needs no other variables.
     role = "vcuda" if needs.name.startswith("vcuda_") else "device_plugin"
     given = value(needs.name)
     if not given or value(role + "_state") == "absent" or (needs.values and given not in needs.values):

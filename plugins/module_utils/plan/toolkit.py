@@ -50,7 +50,7 @@ def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[st
 
 
 def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """Returns warnings for the toolkit's options on a host whose cards are shared in slices.
+    """Returns warnings for the toolkit's options on a host whose cards are shared in slices (equal shares).
 
     Returns no errors, because a host may have containers that are meant to get whole cards by an environment variable.
     """

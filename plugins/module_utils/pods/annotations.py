@@ -5,9 +5,9 @@
 kubelet's topology manager. ``vgpu.fleet/plan`` on a pod: the scheduler writes the planned GPUs in the same request that
 binds the pod, so a pod has a plan exactly when it has a node. ``vgpu.fleet/given`` on a pod: the allocated GPUs, which
 override the plan. The device plugin writes them if the kubelet chose other GPUs than planned, and the scheduler writes
-them when it grants another size (resizes.py). These three are JSON with a version; memory is in MiB, cores in percent.
-``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods, separated by
-commas.
+them when it grants another size (resizes.py). The three annotations above are JSON with a version; memory is in MiB,
+cores in percent. ``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods,
+separated by commas.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class PlanError(ValueError):
 
 class NodeGpu(NamedTuple):
     """Describes a GPU of a node. ``memory_mib``: memory of the card; ``capacity_mib``: memory that all its pods
-    together may get; ``slots``: how many containers may share the GPU; ``slice_mib``, ``slice_cores``: the equal slice,
-    in MiB and percent. ``links``: (UUID, score) of each GPU with a fast link to this one, where a higher score means
-    nearer. ``numa``: NUMA node, -1 if unknown.
+    together may get; ``slots``: how many containers may share the GPU; ``slice_mib``, ``slice_cores``: the equal slice
+    (share of the GPU), in MiB and percent. ``links``: (UUID, score) of each GPU with a fast link to this one, where a
+    higher score means nearer. ``numa``: NUMA node, -1 if unknown.
     """
 
     uuid: str

@@ -4,9 +4,9 @@ or ``gpu-fraction`` (of the memory of a card), on ``gpu-fraction-num-devices`` G
 container ``nvidia.com/container.NAME.gpu-memory.limit`` and ``.request`` (bytes in Kubernetes' notation), on one
 GPU.
 
-Annotations have no fixed kind as resources have, and other programs may use such short names. A pod whose
-``schedulerName`` is KAI's scheduler belongs to KAI, with all its annotations. In any other pod these annotations are
-requests, and an invalid value is an error, because otherwise the container would get no GPU and nobody would see a
+Unlike the names of resources, names such as ``gpu-memory`` have no domain, so other programs may use them too. A pod
+whose ``schedulerName`` is KAI's scheduler belongs to KAI, with all its annotations. In any other pod these annotations
+are requests, and an invalid value is an error, because otherwise the container would get no GPU and nobody would see a
 reason.
 """
 

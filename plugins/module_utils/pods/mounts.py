@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the mounts of a pod that conflict with the files that its container gets with a slice.
+"""Finds the mounts of a pod that conflict with the files that its container gets with a slice (share of a GPU).
 
 A mount at or below one of our paths hides our file. A mount above our paths holds our mount points, so another
 container that shares the volume can rename them. The other container itself needs no rule: the container with the slice

@@ -4,10 +4,11 @@ scheduler. ``read_pod`` reads a pod as the API server sends it. It returns an ``
 each container that requests GPUs. If a request is invalid, it raises ``DialectError`` with one finding for each fault.
 ``size_on`` computes the size of an Ask on a card.
 
-Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
-``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number), ``kai`` (annotation gpu-fraction),
-``nvidia`` (nvidia.com/gpu alone, nvidia.com/gpu.shared) and ``4paradigm`` (nvidia.com/gpu alone, where ``plain`` says
-that it counts slices). A pod must use one dialect; nvidia.com/gpu alone and HAMi's names count as one dialect.
+Dialects: ``hami`` (nvidia.com/gpumem and similar names), ``alibaba`` (aliyun.com/gpu-mem), ``tencent``
+(tencent.com/vcuda-core), ``qgpu`` (tke.cloud.tencent.com/qgpu-memory), ``volcano`` (volcano.sh/vgpu-number), ``kai``
+(annotation gpu-fraction), ``nvidia`` (nvidia.com/gpu alone, nvidia.com/gpu.shared) and ``4paradigm`` (nvidia.com/gpu
+alone, where ``plain`` says that it counts slices). A pod must use one dialect; nvidia.com/gpu alone and HAMi's names
+count as one dialect.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class DialectError(ValueError):
 
 class Card(NamedTuple):
     """Describes the properties of one GPU that sizes depend on. ``memory_mib``: memory M of the card; ``capacity_mib``:
-    memory that may be allocated to pods (M*S); ``slice_mib``, ``slice_cores`` (percent): the equal slice by the node's
-    configuration.
+    memory that may be allocated to pods (M*S); ``slice_mib``, ``slice_cores`` (percent): the equal slice (share of the
+    card) by the node's configuration.
     """
 
     memory_mib: int

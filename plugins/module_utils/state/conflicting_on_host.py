@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds other device plugins that advertise a host's GPUs to the kubelet. It finds them by their sockets, and reports
-their processes and static pods. They conflict because the kubelet keeps only the plugin that registered a resource
-last. So two plugins replace each other at every restart, and a pod can get a whole card although it was promised a
-slice.
+their processes and static pods. Two plugins conflict because the kubelet keeps only the plugin that registered a
+resource last. So they replace each other at every restart, and a pod can get a whole card although it was promised a
+slice (share of a GPU).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures how long a driver call takes with the library, or how much longer than the driver's own function. A fence is
- * a timing event that the library puts into a stream to measure GPU time.
+ * Measures how long a driver call takes with the library, or how much longer it takes than the driver's own function. A
+ * fence is a timing event that the library puts into a stream to measure GPU time.
  *
  * timing CALL COUNT REPEATS          prints nanoseconds of a call: the median of REPEATS blocks of COUNT calls each
  * timing CALL COUNT REPEATS clock    reads the time stamp counter once before each call

@@ -20,7 +20,7 @@ Client = tuple[Callable, Callable, Callable]  # Three functions: allocate; free 
 
 
 def bindings(way: str) -> Client:
-    """Allocates by cuda.bindings.driver, which is generated from the driver's headers."""
+    """Allocates with cuda.bindings.driver, which is generated from the driver's headers."""
     from cuda.bindings import driver
 
     def call(answer: tuple):
@@ -50,7 +50,7 @@ def bindings(way: str) -> Client:
 
 
 def core(way: str) -> Client:
-    """Allocates by cuda.core. Device.sync needs the CUDA runtime, which does not run here, so this syncs a stream."""
+    """Allocates with cuda.core. Device.sync needs the CUDA runtime, which does not run here, so this syncs a stream."""
     from cuda.bindings import driver
     from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions, VirtualMemoryResource
 
@@ -91,7 +91,7 @@ def numba(way: str) -> Client:
 
 
 def tinygrad(way: str) -> Client:
-    """Allocates by tinygrad's CUDA allocator, which caches freed memory until free_cache()."""
+    """Allocates with tinygrad's CUDA allocator, which caches freed memory until free_cache()."""
     os.environ["DEV"] = "CUDA"
     from tinygrad import Device
 
@@ -128,13 +128,13 @@ def taichi(way: str) -> Client:
 
 
 def step(name: str, **figures: object) -> None:
-    """Print one step and wait for a line on standard input."""
+    """Prints one step and waits for a line on standard input."""
     print(json.dumps({"step": name, **figures}), flush=True)
     sys.stdin.readline()
 
 
 def main(client: str, way: str) -> None:
-    """Run the three steps."""
+    """Runs the three steps."""
     take, give, total = globals()[client](way)
     held: list = []
     refusal = ""

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds once a containerd that applies the kubelet's CDI devices (Debian's 1.6 does not) and prints its programs'
-# folder.
+# Builds once a containerd that applies the kubelet's CDI devices (Container Device Interface; Debian's 1.6 does not),
+# and prints its programs' folder.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${VGPU_E2E_CACHE:-$here/../../../.build/kube}

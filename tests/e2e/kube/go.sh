@@ -45,7 +45,7 @@ if [ -z "$found" ]; then
 fi
 name=golang.org/toolchain@v0.0.1-go$toolchain.linux-$("$found" env GOARCH)
 echo "fetching $name with $(GOTOOLCHAIN=local "$found" version)" >&2
-# Fetch it from an empty module, because an old go refuses go.mod files of newer versions.
+# Fetch the toolchain from an empty module, because an old go refuses go.mod files of newer versions.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 printf 'module fetch\n\ngo 1.19\n' >"$work/go.mod"

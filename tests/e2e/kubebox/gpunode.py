@@ -103,7 +103,7 @@ class GpuNode:
     def exchange(self, gpus: list[str]) -> None:
         """Stops our programs, replaces the GPUs, and empties the simulator's log. No pod may use a GPU."""
         self.stop()
-        # Without this, the plugin would count the old GPUs as lost and keep their slices in the node's capacity.
+        # If this file stayed, the plugin would count the old GPUs as lost and keep their slices in the node's capacity.
         Path("/var/lib/vgpu/offered.json").unlink(missing_ok=True)
         self._insert(gpus)
         self.gpusimctl("reset")

@@ -68,8 +68,8 @@ def _said_by(command: list[str]) -> Path:
 def _our_image(name: str, tag: str, *options: str, with_library: bool = False) -> Path:
     """Builds an image of the project with the tools that its role uses. ``with_library``: adds the library, which the
     Helm chart needs in the image. An existing image is built again only if sources have changed."""
-    # Resolved, because wheelhouse.py prints resolved paths and .build may contain links. Otherwise the loop below would
-    # delete the new archive.
+    # `out` is resolved, because wheelhouse.py prints resolved paths and .build may contain links. Otherwise the loop
+    # below would delete the new archive.
     tools, out = ROOT / "native" / "plugin" / "tools", (ROOT / ".build" / name).resolve()
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))
     image = out / f"image-{made['version']}.tar"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver for claims (Dynamic Resource Allocation) that prepares nothing and records the kubelet's calls.
+"""A driver for ResourceClaims (Dynamic Resource Allocation) that prepares nothing and records the kubelet's calls.
 
 It shares only the gRPC code ``vgpu_plugin._proto`` with the project's driver, so that only the kubelet's behaviour is
 recorded.

@@ -172,6 +172,6 @@ class Recorder(rpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: api.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> api.PreStartContainerResponse:
-        """Records the call with the current PodResources response, to show whether it already names the container."""
+        """Records the call with the current PodResources response, which may not name the container yet."""
         self._note("PreStartContainer", request, context, pod_resources=self.listed())
         return api.PreStartContainerResponse()

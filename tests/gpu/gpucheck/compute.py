@@ -24,7 +24,7 @@ MILLISECOND = 1_000_000
 
 
 class Spinner:
-    """A running process of the program spin.c, which launches kernels without a pause after a call of go()."""
+    """A running process of the program spin.c. After a call of go() it launches kernels without a pause."""
 
     def __init__(
         self,

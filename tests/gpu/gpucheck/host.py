@@ -108,7 +108,7 @@ def build(folder: Path, library: Path | None) -> Path:
 
 
 class Host:
-    """The host that every stage gets. ``quick``: short measurements, for tests on the simulated driver."""
+    """The host that every stage gets. ``quick`` means short measurements, for tests on the simulated driver."""
 
     def __init__(self, folder: Path, library: Path, gpu: int = 0, quick: bool = False) -> None:
         self.folder, self.library, self.quick = folder, library, quick

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage of gpu-check about memory limits that the driver itself enforces for control groups, from branch 615 on. It
-runs the device plugin's start-up test of these limits. In a group with a limit it allocates memory until the driver
-refuses, and runs the checks of the module vgpu_isolation. The stage is skipped on an older driver.
+"""The stage of gpu-check about memory limits that the driver itself enforces for control groups, from branch 615 on.
+The stage runs the device plugin's start-up test of these limits. In a group with a limit it allocates memory until the
+driver refuses, and runs the checks of the module vgpu_isolation. The stage is skipped on an older driver.
 Strings such as ``get alloc 4096`` are commands of the program hand.c.
 """
 

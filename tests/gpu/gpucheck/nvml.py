@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads NVML by ctypes, from outside of any slice. Run as a program it prints the same values as JSON, so that they can
-be read inside a slice."""
+"""Reads NVML through ctypes, from outside of any slice. Run as a program it prints the same values as JSON, so that
+they can be read inside a slice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_AVAILABLE = 2**64 - 1
 
 
 class NvmlError(Exception):
-    """An NVML function returned an error; ``code`` is its number."""
+    """Raised if an NVML function returns an error; ``code`` is the error's number."""
 
     def __init__(self, function: str, code: int) -> None:
         super().__init__(f"{function} answers {code}")

@@ -119,8 +119,8 @@ HELD_WITHOUT_MOUNTS = (
     "bypass-more-devices",
     "bypass-descriptors",
 )
-# These checks are gates too if they run. The others need a driver that can export memory. private-context needs the
-# simulated driver's private table; on a real GPU the stage private-context uses NVIDIA's runtime instead.
+# These checks are gates too if they run. The bypass checks need a driver that can export memory. private-context needs
+# the simulated driver's private table; on a real GPU the stage private-context uses NVIDIA's runtime instead.
 IF_THEY_RUN = ("private-context", "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
 # This check is only reported, because its result depends on the libraries that are installed on the host.
 TOLD = ("graphics",)

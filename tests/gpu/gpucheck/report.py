@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Skip(Exception):
-    """This stage cannot be measured on this host; the text names the missing requirement."""
+    """Raised if a stage cannot be measured on this host; the text names the missing requirement."""
 
 
 class Report:

@@ -49,8 +49,8 @@ def _past_the_hooks(host: Host, env: dict[str, str], words: list[str]) -> tuple[
 
 
 def private_context(host: Host, report: Report) -> None:
-    """NVIDIA's runtime retains a primary context that the library's hooks do not see. The context must be charged and
-    the limit must hold."""
+    """Lets NVIDIA's runtime retain a primary context that the library's hooks do not see. The context must be charged,
+    and the limit must hold."""
     limit = min(2048 * MIB, host.card.memory()["free"] // 4 // MIB * MIB)
     for name, words in {"alone": [], "then the public retain": ["public"]}.items():
         slice_ = host.slice(limit)

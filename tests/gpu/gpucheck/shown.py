@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages of gpu-check about the values that programs see in a slice (part of a GPU): by NVML, NVIDIA's nvidia-smi, and
-PyTorch. Strings such as ``get alloc 4096`` are commands of the program hand.c.
+"""Stages of gpu-check about the values that programs see in a slice (part of a GPU): through NVML, NVIDIA's nvidia-smi,
+and PyTorch. Strings such as ``get alloc 4096`` are commands of the program hand.c.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def exports(path: Path) -> dict[str, int]:
 
 
 def loaded_path(soname: str) -> Path | None:
-    """Returns the path of a library that this process has loaded, or None."""
+    """Returns the path of a library that this process has loaded; None if the process has not loaded it."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(None, 5)[-1]
         if re.match(re.escape(soname.split(".so")[0]) + r"\.so(\.|$)", Path(path).name):

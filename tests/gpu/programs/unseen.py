@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retains the primary context as NVIDIA's runtime does, which bypasses every hook, then allocates by the public
-function up to the first refusal. With the argument "public" it also retains the context by the public function before
-the allocations. Prints "full" and waits for a line. NVIDIA's runtime does not work on the simulated driver, so that
-driver's private table replaces the runtime there."""
+"""Retains the primary context as NVIDIA's runtime does, past every hook, then allocates by the public function up to
+the first refusal. With the argument "public" it also retains the context by the public function before the
+allocations. Prints "full" and waits for a line. NVIDIA's runtime does not work on the simulated driver, so there the
+simulated driver's private table replaces the runtime."""
 
 import ctypes
 import importlib.util

@@ -39,7 +39,7 @@ ROWS = (
 
 
 class Refused(Exception):
-    """Results cannot be compared or a row cannot run; the text gives the reason for the user."""
+    """Raised if results cannot be compared or a row cannot run; the text gives the reason for the user."""
 
 
 def chosen(ids: str) -> list[Row]:

@@ -29,7 +29,7 @@ GOOD = {"right": True, "total_mib": 2194, "refused": True}
         ({**GOOD, "refused": False}, "got twice the slice"),
     ],
 )
-def test_outcome_of_a_record(found: dict[str, Any], result: str) -> None:
+def test_outcome_of_a_record_is_computed(found: dict[str, Any], result: str) -> None:
     assert frameworks.outcome(found, 2194) == result
 
 
@@ -40,7 +40,8 @@ def test_page_is_generated_from_the_records() -> None:
     )
 
 
-# columns: results of the slice alone and oversold (items per second by workload); the page's row of workload 2.1
+# columns: results of the slice alone and oversold (items per second by workload); expected row of workload 2.1
+# on the page
 @pytest.mark.parametrize(
     ("alone", "oversold", "line"),
     [
@@ -69,7 +70,7 @@ def test_workload_without_a_result_says_why(
 
 
 def test_frameworks_of_the_4paradigm_plugin_have_a_program() -> None:
-    """The plugin's documentation names these as tested."""
+    """The documentation of 4paradigm's plugin names these frameworks as tested."""
     assert {"TensorFlow", "PyTorch", "MXNet", "MindSpore", "XGBoost", "NCCL"} <= set(frameworks.PROGRAMS)
 
 

@@ -43,36 +43,36 @@ class Node:
         return simpodman.Host(PROJECT, self.name).container
 
     def run(self, *command: str, check: bool = True) -> str:
-        """Run a command on the host and return its output."""
+        """Runs a command on the host and returns its output."""
         return simpodman.podman("exec", self.container, *command, check=check)
 
     def shell(self, script: str) -> str:
-        """Run a line of shell on the host."""
+        """Runs a line of shell on the host."""
         return self.run("sh", "-ec", script)
 
     def json(self, *command: str) -> Any:
-        """Run a command on the host and read its output as JSON."""
+        """Runs a command on the host and reads its output as JSON."""
         return json.loads(self.run(*command))
 
     def read(self, path: str) -> str:
-        """Return the text of a file."""
+        """Returns the text of a file."""
         return self.run("cat", path)
 
     def write(self, path: str, text: str) -> None:
-        """Write a file."""
+        """Writes a file."""
         simpodman.podman("exec", "-i", self.container, "sh", "-c", f"cat > {path}", stdin=text.encode())
 
     def copy(self, source: Path, path: str) -> None:
-        """Copy a file of this machine to the host."""
+        """Copies a file of this machine to the host."""
         simpodman.podman("cp", str(source), f"{self.container}:{path}")
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command on the host with its input and output as pipes."""
+        """Starts a command on the host with its input and output as pipes."""
         words = ["podman", "exec", "-i", self.container, *command]
         return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True)
 
     def snapshot(self) -> dict[str, str]:
-        """Return the contents of the folders that roles write to: path → type, mode, size, time, link."""
+        """Returns the contents of the folders that roles write to: path → type, mode, size, time, link."""
         listing = self.shell(f"find {WATCHED} -xdev -printf '%p\\t%y %m %s %T@ %l\\n'")
         entries = dict(line.split("\t", 1) for line in listing.splitlines() if "\t" in line)
         return {
@@ -83,18 +83,18 @@ class Node:
 
 
 def allowed() -> tuple[str, ...]:
-    """Return the reviewed list of paths that teardown.yml may leave changed, as prefixes."""
+    """Returns the reviewed list of paths that teardown.yml may leave changed, as prefixes."""
     lines = (Path(__file__).with_name("allowed.txt")).read_text().splitlines()
     return tuple(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the paths that were added, removed or changed."""
+    """Returns the paths that were added, removed or changed."""
     return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
 def play(*arguments: str, inventory: Path = INVENTORY, playbook: str = "site.yml") -> subprocess.CompletedProcess[str]:
-    """Run a playbook of the collection; stdout and stderr are returned as one text."""
+    """Runs a playbook of the collection; stdout and stderr are returned as one text."""
     return subprocess.run(
         [*play_command(playbook, inventory), *arguments],
         cwd=ROOT,
@@ -108,12 +108,12 @@ def play(*arguments: str, inventory: Path = INVENTORY, playbook: str = "site.yml
 
 
 def play_command(playbook: str, inventory: Path) -> list[str]:
-    """Return the command that runs a playbook."""
+    """Returns the command that runs a playbook."""
     return [str(Path(sys.executable).parent / "ansible-playbook"), f"playbooks/{playbook}", "-i", str(inventory)]
 
 
 def environment() -> dict[str, str]:
-    """Return an environment without the Ansible settings of molecule, of the user and of the checkout's ansible.cfg."""
+    """Returns an environment without the Ansible settings of molecule, the user and the checkout's ansible.cfg."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
     return {
         **kept,
@@ -141,7 +141,7 @@ def inventory(tmp_path: Path) -> Path:
 
 
 def set_group(inventory: Path, group: str, **values: Any) -> None:
-    """Set variables of a group in an inventory's copy; the value None removes a variable."""
+    """Sets variables of a group in an inventory's copy; the value None removes a variable."""
     path = inventory / "group_vars" / f"{group}.yml"
     variables = yaml.safe_load(path.read_text()) or {}
     variables.update(values)

@@ -38,7 +38,7 @@ class Mirror:
         self.server: subprocess.Popen[bytes] | None = None
 
     def take_from_host(self) -> None:
-        """Replace the host's repositories by the mirror, so that the host has no other package source."""
+        """Replaces the host's repositories by the mirror, so that the host has no other package source."""
         for name, path in FOLDERS.items():
             place = self.folder / "www" / name
             place.mkdir(parents=True)
@@ -81,12 +81,12 @@ class Mirror:
         )
 
     def namespace(self) -> list[str]:
-        """Return the command prefix that runs a controller's program in the host's network namespace."""
+        """Returns the command prefix that runs a controller's program in the host's network namespace."""
         pid = simpodman.podman("inspect", "--format", "{{.State.Pid}}", self.node.container).strip()
         return ["nsenter", f"--net=/proc/{pid}/ns/net"]
 
     def start(self) -> None:
-        """Serve until ``stop`` is called; return once the host can connect."""
+        """Serves until ``stop`` is called; returns once the host can connect."""
         command = [*self.namespace(), sys.executable, "-m", "http.server", str(PORT)]
         with self.log.open("ab") as log:
             self.server = subprocess.Popen(
@@ -110,7 +110,7 @@ class Mirror:
             self.server = None
 
     def served(self) -> list[str]:
-        """Return the packages that the server sent."""
+        """Returns the packages that the server sent."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [os.path.basename(line.split('"')[1].split()[1]) for line in lines if '.deb HTTP/1.1" 200' in line]
 

@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 
 
 def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Repeat the call until its result is true, and return the result. ``what`` describes the awaited state, for the
+    """Repeats the call until its result is true, and returns the result. ``what`` describes the awaited state, for the
     message after a time-out."""
     end = time.monotonic() + limit_s
     while not (answer := holds()):
@@ -39,7 +39,7 @@ def until(holds: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
 
 
 def text(node: Node, *command: str) -> str:
-    """Return a command's standard output and standard error, whatever its exit status."""
+    """Returns a command's standard output and standard error, whatever its exit status."""
     return node.run("sh", "-c", '"$@" 2>&1', "sh", *command, check=False)
 
 
@@ -57,7 +57,7 @@ WantedBy=sysinit.target
 
 
 def reboot(node: Node) -> None:
-    """Reboot the host. A simulated host is a container, so its reboot does not change the kernel's boot id. A unit on
+    """Reboots the host. A simulated host is a container, so its reboot does not change the kernel's boot id. A unit on
     the host sets a new id at each boot instead."""
     node.write("/etc/systemd/system/boot-id.service", NEW_BOOT_ID % BOOT_ID)
     node.run("systemctl", "enable", "--quiet", "boot-id.service")
@@ -93,25 +93,25 @@ class Work:
         until(lambda: not self.slices(), f"the slice of {self.name} is free")
 
     def wait(self) -> None:
-        """Wait until the container runs and uses its memory, and the plugin knows the slice's holder."""
+        """Waits until the container runs and uses its memory, and the plugin knows the slice's holder."""
         until(lambda: self.process() and self.held() >= HELD_MIB * MIB, f"{self.name} runs and uses {HELD_MIB} MiB")
         until(lambda: len(self.slices()) == 1, f"vgpuctl lists one slice of {self.engine} {self.name}")
 
     def process(self) -> int:
-        """Return the pid of the container's running process, or 0 if none runs."""
+        """Returns the pid of the container's running process, or 0 if none runs."""
         found = self.node.run(self.engine, "inspect", "--format", "{{.State.Pid}}", self.name, check=False)
         return int(found.strip() or 0)
 
     def held(self) -> int:
-        """Return the bytes that live processes use on the GPUs, from the simulated driver's accounts."""
+        """Returns the bytes that live processes use on the GPUs, from the simulated driver's accounts."""
         gpus = self.node.json("gpusimctl", "usage", "--json")["gpus"]
         return sum(process["total"] for gpu in gpus for process in gpu["processes"])
 
     def slices(self) -> list[str]:
-        """Return the slices that vgpuctl lists for the container."""
+        """Returns the slices that vgpuctl lists for the container."""
         answer = json.loads(self.node.run("vgpuctl", "slices", "--json", check=False))
         return [one["id"] for one in answer.get("slices", []) if one["held_by"] == f"{self.engine} {self.name}"]
 
     def rest(self) -> int:
-        """Return the bytes that one more process in the container can allocate before it is refused."""
+        """Returns the bytes that one more process in the container can allocate before it is refused."""
         return int(self.node.run("sh", "-c", f"{self.engine} exec {self.name} /fill </dev/null"))

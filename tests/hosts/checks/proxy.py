@@ -55,7 +55,7 @@ class Proxy:
         assert self.server.stdout.readline() == "ready\n", log.read_text()
 
     def stop(self) -> list[str]:
-        """Stop the proxy; return the requested addresses."""
+        """Stops the proxy; returns the requested addresses."""
         self.server.terminate()
         self.server.wait()
         return [line.split('"')[1].split()[1] for line in self.log.read_text().splitlines() if '"GET ' in line]

@@ -15,7 +15,7 @@ MOST_REMOTE_CALLS = 2
 
 
 def recap(output: str) -> dict[str, dict[str, int]]:
-    """Read Ansible's own recap: host → counter → number."""
+    """Reads Ansible's own recap: host → counter → number."""
     lines = re.findall(r"^(\S+)\s+: (ok=.*)$", output, re.MULTILINE)
     return {host: {key: int(n) for key, n in re.findall(r"(\w+)=(\d+)", counters)} for host, counters in lines}
 

@@ -39,14 +39,14 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
 
 
 def toolkit(mirror: Mirror, key: str = "right", **more: Any) -> dict[str, Any]:
-    """Return variables of a site that gets NVIDIA's toolkit from the mirror and all other packages from the host's own
+    """Returns variables of a site that gets NVIDIA's toolkit from the mirror and all other packages from the host's own
     sources."""
     source = {"uris": [f"{URL}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {"nvidia_docker_repository": {**source, **more}}
 
 
 def driver(mirror: Mirror, path: str = DRIVER_PATH, key: str = "right") -> dict[str, Any]:
-    """Return variables of a site that gets the toolkit and the driver from two repositories on the mirror."""
+    """Returns variables of a site that gets the toolkit and the driver from two repositories on the mirror."""
     source = {"uris": [f"{URL}/{path}"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {**toolkit(mirror), "nvidia_driver_source": "mirror", "nvidia_driver_repository": source}
 
@@ -56,7 +56,7 @@ def site(variables: dict[str, Any], *options: str) -> subprocess.CompletedProces
 
 
 def refused(run: subprocess.CompletedProcess[str], step: str, *words: str) -> None:
-    """Check that the run failed and that its message names the host, the step and the cause."""
+    """Checks that the run failed and that its message names the host, the step and the cause."""
     assert run.returncode != 0, run.stdout
     failed = run.stdout.rsplit("TASK [", 1)[1]
     assert failed.startswith(step + "]"), run.stdout
@@ -110,7 +110,7 @@ def test_missing_version_is_reported(mirror: Mirror) -> None:
 
 
 def behind(mirror: Mirror, **environment: str) -> dict[str, Any]:
-    """Return variables for NVIDIA's toolkit on a mirror that only a proxy can reach; the host's own source needs no
+    """Returns variables for NVIDIA's toolkit on a mirror that only a proxy can reach; the host's own source needs no
     proxy."""
     source = {"uris": [f"{BEHIND}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys["right"]}
     return {"nvidia_docker_repository": source, "vgpu_package_environment": {"no_proxy": "127.0.0.1", **environment}}

@@ -159,7 +159,7 @@ def test_the_former_file_returns_if_the_daemon_does_not_start(node: Node, folder
         node.shell(f"rm {drop_in}; systemctl daemon-reload")
 
 
-def test_site_on_a_node_without_docker(node: Node) -> None:
+def test_site_sets_up_a_node_without_docker(node: Node) -> None:
     lay_out(node, None)
     words = ["--limit", node.name, "-e", "container_runtime_engine=containerd", "-e", "verify_isolation_image="]
     done = play(*words)

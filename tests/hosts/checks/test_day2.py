@@ -131,19 +131,19 @@ def show(node: Node, command: str) -> str:
 
 
 def shown(node: Node, seen: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return the expected words that vgpuctl does not print yet."""
+    """Returns the expected words that vgpuctl does not print yet."""
     said = {command: show(node, command) for command, _words in seen}
     return [f"{command}: {words}: {said[command]}" for command, words in seen if words not in said[command]]
 
 
 def answer(node: Node, command: str) -> dict[str, Any]:
-    """Return a vgpuctl command's output as JSON; a fault has the key "error"."""
+    """Returns a vgpuctl command's output as JSON; a fault has the key "error"."""
     found: dict[str, Any] = json.loads(node.run("vgpuctl", command, "--json", check=False))
     return found
 
 
 def troubles(node: Node) -> list[str]:
-    """Return every warning and fault of the node."""
+    """Returns every warning and fault of the node."""
     answers = [answer(node, command) for command in ("status", "watch", "slices")]
     if faults := [one["error"] for one in answers if "error" in one]:
         return faults
@@ -154,8 +154,8 @@ def troubles(node: Node) -> list[str]:
 
 
 def on_page(folder: Path, words: str) -> dict[str, Any]:
-    """Check that the page of report.yml lists the host among those with a problem, with the reason and with the
-    container that uses the host's slice. Return the host's data from the page."""
+    """Checks that the page of report.yml lists the host among those with a problem, with the reason and with the
+    container that uses the host's slice. Returns the host's data from the page."""
     made = play("--limit", HOST, "-e", f"report_dir={folder}", playbook="report.yml")
     assert made.returncode == 0, made.stdout
     page = json.loads((folder / "fleet.json").read_text())
@@ -167,7 +167,7 @@ def on_page(folder: Path, words: str) -> dict[str, Any]:
 
 
 def limited(work: Work) -> None:
-    """Check that the container can allocate the rest of its slice, and no byte more."""
+    """Checks that the container can allocate the rest of its slice, and no byte more."""
     rest = work.rest()
     assert 0.6 * (SLICE_MIB - HELD_MIB) * MIB < rest < (SLICE_MIB - HELD_MIB) * MIB
 

@@ -113,7 +113,7 @@ FOREIGN = """\
 \t"runtimes": {"other": {"path": "/usr/bin/env", "runtimeArgs": ["-i"]}}
 }
 """
-# Columns: case, text of daemon.json, command that changes the file's kind or owner, keys and values that must stay.
+# columns: the case, text of daemon.json, command that changes the file's kind or owner; expected keys and values
 FILES: list[tuple[str, str | None, str, dict[str, Any]]] = [
     ("plain", "{" + NEEDED + "}\n", "", {"bridge": "none", "iptables": False}),
     ("foreign keys, tabs and unicode", FOREIGN, "", {**json.loads(FOREIGN)}),
@@ -168,9 +168,9 @@ def test_check_apply_repeat_undo(
 
 
 @pytest.mark.parametrize("text", [None, "", "\n", "\ufeff{}"], ids=["no file", "empty", "blank", "byte order mark"])
-def test_files_without_a_key(node: Node, folder: Path, text: str | None) -> None:
-    """Docker cannot start with such a file on these hosts (see NEEDED), so it is started with another file before.
-    docker 20.10 cannot start with a byte order mark, so the role writes none."""
+def test_role_configures_docker_if_the_file_has_no_keys(node: Node, folder: Path, text: str | None) -> None:
+    """The file is missing or has no keys. Docker cannot start with it on these hosts (see NEEDED), so docker is started
+    with another file before. docker 20.10 cannot start with a byte order mark, so the role writes none."""
     lay_out(node, "{" + NEEDED + "}\n")
     node.shell(f"rm {PATH}")
     if text is not None:
@@ -182,7 +182,7 @@ def test_files_without_a_key(node: Node, folder: Path, text: str | None) -> None
     assert json.loads(node.read(PATH))["bridge"] == "none"
 
 
-# Columns: case, text of daemon.json, options of dockerd in its unit, variables of the role, words expected in the
+# columns: the case, text of daemon.json, options of dockerd in its unit, variables of the role; expected words in the
 # message. In each case the role must neither change the file nor stop the daemon.
 REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("invalid JSON", "{" + NEEDED + ',\n  "log-driver": "local"\n  "debug": true}\n', "", {}, "line 3, column 3"),

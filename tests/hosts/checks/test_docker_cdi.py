@@ -109,7 +109,7 @@ def test_container_without_a_device_finds_no_driver(told: Node) -> None:
     assert "libcuda.so.1: cannot open" in report["checks"][0]["detail"]
 
 
-def test_isolation_in_a_container_of_docker(told: Node, tmp_path: Path) -> None:
+def test_watcher_names_each_successful_bypass_in_docker(told: Node, tmp_path: Path) -> None:
     """The isolation check tries the bypasses of the limit in a docker container. The watcher, which looks for
     containers that bypass their limits, names each bypass that succeeds."""
     # The attempts last long enough for the watcher to poll during each bypass.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests memory limits that the driver enforces (release 615 or later) for containers of a real dockerd with CDI.
 
-At the start of a container, dockerd runs the hook that the device plugin's CDI file names; the hook sets the limit of
-the container's control group. The driver is simulated, and the control groups are real. On a machine that mounts
-version 1 of control groups, `site.yml` does not choose limits of the driver. So these tests configure the host
-directly, after `site.yml`. They run after test_docker_cdi.py.
+At the start of a container, dockerd runs the hook that the device plugin's file of CDI (Container Device Interface)
+names; the hook sets the limit of the container's control group. The driver is simulated, and the control groups are
+real. On a machine that mounts version 1 of control groups, `site.yml` does not choose limits of the driver. So these
+tests configure the host directly, after `site.yml`. They run after test_docker_cdi.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OF_DRIVER = ["driver-limit", "driver-refuses", "driver-limit-children", "driver-
 
 
 def groups(node: Node) -> str:  # noqa: F811
-    """Return the host's mount point of control groups version 2."""
+    """Returns the host's mount point of control groups version 2."""
     top = "/sys/fs/cgroup"
     return node.shell(f"test -e {top}/cgroup.controllers && echo {top} || echo {top}/unified").strip()
 
@@ -52,7 +52,7 @@ def restart(node: Node) -> None:  # noqa: F811
 
 @pytest.fixture(scope="module", params=["misc", "dmem"])
 def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
-    """Return the host with driver 615 and one T4 with limits of the driver.
+    """Returns the host with driver 615 and one T4 with limits of the driver.
 
     The parameter is the control group controller that the driver uses. The fixture restores nothing, because the
     scenario ends after these tests.
@@ -79,7 +79,7 @@ def limited(told: Node, request: pytest.FixtureRequest) -> Node:  # noqa: F811
 
 
 def limits(node: Node) -> list[tuple[int, int]]:  # noqa: F811
-    """Return the limits of each control group in the simulated driver: (soft, hard), in bytes."""
+    """Returns the limits of each control group in the simulated driver: (soft, hard), in bytes."""
     return [(one["soft"], one["hard"]) for one in node.json("gpusimctl", "limits", "--json")["limits"]]
 
 
@@ -95,7 +95,7 @@ def test_the_driver_enforces_the_limit_of_a_slice_in_docker(limited: Node) -> No
 
 
 def measured(node: Node, slice_id: str, checks: list[str]) -> dict[str, Any]:  # noqa: F811
-    """Run the probe in a container with the slice and return its report.
+    """Runs the probe in a container with the slice (part of a GPU) and returns its report.
 
     The simulated driver is a library in the container, so the container needs a mount of the control groups.
     """

@@ -93,7 +93,7 @@ class Ended:
 
 
 def fresh() -> Node:
-    """Replace the host by a new host that no playbook has changed."""
+    """Replaces the host by a new host that no playbook has changed."""
     command = [str(ROOT / "tests/hosts/hostctl")]
     profile = str(ROOT / "tests/hosts/profiles" / f"{HOST}.profile")
     subprocess.run([*command, "down", "--project", PROJECT, "--host", HOST], check=True, stderr=subprocess.DEVNULL)
@@ -113,7 +113,7 @@ def look(node: Node) -> Ended:
 
 
 def watched(point: Point | None, node: Node) -> tuple[int, str, list[tuple[str, float]]]:
-    """Run site.yml on the host up to a point; return status, output, and each task with its duration in seconds."""
+    """Runs site.yml on the host up to a point; returns status, output, and each task with its duration in seconds."""
     process = subprocess.Popen(
         [*play_command("site.yml", INVENTORY), "--limit", HOST],
         cwd=ROOT,
@@ -159,7 +159,7 @@ def kill(point: Point, group: int, node: Node) -> None:
 
 
 def choose(dice: random.Random, tasks: list[tuple[str, float]], number: int) -> list[Point]:
-    """Choose moments of one host's run, in the run's order; all kinds of kill occur."""
+    """Chooses moments of one host's run, in the run's order; all kinds of kill occur."""
     long = [(name, seconds) for name, seconds in tasks if seconds >= SHORTEST]
     chosen = sorted(dice.sample(range(len(long)), min(number, len(long))))
     kinds = ["controller", "module tree", "module alone", "controller", "controller"]
@@ -184,7 +184,7 @@ def undisturbed() -> tuple[Ended, list[tuple[str, float]]]:
 
 
 def end_leases(node: Node) -> None:
-    """End the leases (reserved slices) of killed isolation checks. A lease ends by itself after at most an hour
+    """Ends the leases (reserved slices) of killed isolation checks. A lease ends by itself after at most an hour
     (docs/operations.md), longer than this test waits."""
     status = node.json("vgpuctl", "status", "--json")
     for one in [one for one in status["allocations"] if one["kind"] == "lease"]:
@@ -193,12 +193,12 @@ def end_leases(node: Node) -> None:
 
 
 def settled(files: dict[str, str]) -> dict[str, str]:
-    """Return the files, without the digest of files whose content changes all the time."""
+    """Returns the files, without the digest of files whose content changes all the time."""
     return {path: facts.rsplit(" ", 1)[0] if path.startswith(LIVE) else facts for path, facts in files.items()}
 
 
 def differences(one: Ended, other: Ended) -> dict[str, Any]:
-    """Return the differences between a host whose runs were killed and the undisturbed host."""
+    """Returns the differences between a host whose runs were killed and the undisturbed host."""
     found: dict[str, Any] = {}
     before, after = settled(one.trace.files), settled(other.trace.files)
     found["left behind"] = sorted(set(after) - set(before))

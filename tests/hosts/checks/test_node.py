@@ -53,17 +53,17 @@ def pods(node: Node) -> Iterator[Any]:
 
 
 def in_slice(node: Node, pod: dict[str, Any], *command: str, options: tuple[str, ...] = ()) -> str:
-    """Run a command in a container with the mounts and variables of the pod's Allocate response."""
+    """Runs a command in a container with the mounts and variables of the pod's Allocate response."""
     return node.run(*docker_command(pod["answer"], list(command), *options))
 
 
 def uuids(node: Node) -> list[str]:
-    """Return the host's GPUs in NVML's order, from nvidia-smi."""
+    """Returns the host's GPUs in NVML's order, from nvidia-smi."""
     return node.run("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader").split()
 
 
 def advertised(node: Node) -> list[str]:
-    """Return the devices that the kubelet double received."""
+    """Returns the devices that the kubelet double received."""
     return json.loads(node.read(CHECKPOINT))["Data"]["RegisteredDevices"][RESOURCE]
 
 
@@ -142,8 +142,8 @@ def test_the_probe_cannot_exceed_its_slice_except_as_documented(node: Node, pods
         (uuid, mib << 20, mib << 20)
     ]
     assert found["checks"], "expected checks in the probe's report, found none"
-    # docs/threat-model.md lists these bypasses as not prevented. The watcher on the node should report them, but the
-    # probe in the container cannot know whether it does.
+    # docs/threat-model.md lists these bypasses as not prevented. The watcher, which looks for bypasses on the node,
+    # should report them, but the probe in the container cannot know whether it does.
     others = {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "passed"}
     # Docker's seccomp profile prevents a tenant's mounts, if the machine's kernel has seccomp.
     mounting = {others.pop(f"bypass-{name}", "passed") for name in ("covered", "covered-preload")}
@@ -158,7 +158,7 @@ def test_the_probe_cannot_exceed_its_slice_except_as_documented(node: Node, pods
     }
 
 
-def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) -> None:
+def test_all_slices_of_a_card_are_filled_at_once(nodes: dict[str, Node], tmp_path: Path) -> None:
     """One program in each slice allocates memory until it is refused. Every program gets its whole slice and no byte
     more."""
     node = nodes["gpu-t4-1"]
@@ -186,7 +186,7 @@ def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) ->
 
 
 def driver_usage(node: Node, uuid: str) -> list[int]:
-    """Return the bytes that each process uses on a GPU, contexts included, from the simulated driver's accounts."""
+    """Returns the bytes that each process uses on a GPU, contexts included, from the simulated driver's accounts."""
     gpus = node.json("gpusimctl", "usage", "--json")["gpus"]
     processes = [process for gpu in gpus if gpu["uuid"] == uuid for process in gpu["processes"]]
     return [process["total"] for process in processes if process["total"]]
@@ -208,7 +208,7 @@ def test_no_process_uses_the_gpus_afterwards(node: Node) -> None:
 
 
 def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
-    """Run the current isolation probe in a container of the pod's slice."""
+    """Runs the current isolation probe in a container of the pod's slice."""
     binary = "/usr/local/lib/vgpu/current/vgpu-probe"
     mount = ("--volume", f"{node.run('readlink', '-f', binary).strip()}:/vgpu-probe:ro")
     # A verdict other than "passed" also sets the exit status; only the JSON matters here.
@@ -222,11 +222,11 @@ def test_a_container_without_a_gpu_starts_and_sees_none(node: Node, pods: Any) -
     look = ("sh", "-c", "ls /dev | grep -c '^nvidia[0-9]' || true")
     asks = ("--env", "NVIDIA_VISIBLE_DEVICES=all")
     assert node.run("docker", "run", "--rm", *asks, "vgpu-demo/base:latest", *look).strip() == "0"
-    # Control: the same command in a pod with a GPU.
+    # Positive control: the same command finds the GPU in a pod with a GPU.
     assert in_slice(node, pods("asked"), *look).strip() == "1"
 
 
-# Must be the last test, because the device plugin registers again.
+# This test must be the last, because it makes the device plugin register again.
 def test_the_arbiter_is_of_the_current_version_and_outlives_the_plugin(node: Node) -> None:
     show = ("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value")
     before = node.run(*show).strip()
@@ -234,7 +234,7 @@ def test_the_arbiter_is_of_the_current_version_and_outlives_the_plugin(node: Nod
     assert program == node.run("readlink", "-f", "/usr/local/lib/vgpu/current/vgpu-arbiter").strip()
     node.run("systemctl", "restart", "vgpu-device-plugin.service")
     assert node.run(*show).strip() == before
-    # systemd restarts the killed arbiter.
+    # systemd restarts the killed arbiter (the program that balances compute time).
     node.run("systemctl", "kill", "--signal=KILL", "vgpu-arbiter.service")
     after = node.shell(
         "for n in $(seq 50); do p=$(systemctl show vgpu-arbiter.service --property=MainPID --value); "

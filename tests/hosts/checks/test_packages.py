@@ -35,7 +35,7 @@ def node() -> Iterator[Node]:
 
 
 def role(name: str, folder: Path, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-    """Run one role on the host."""
+    """Runs one role on the host."""
     play = [{"hosts": HOST, "gather_facts": False, "tasks": [{"ansible.builtin.import_role": {"name": name}}]}]
     (folder / "play.yml").write_text(yaml.safe_dump(play))
     (folder / "vars.yml").write_text(yaml.safe_dump(variables))
@@ -53,7 +53,7 @@ def role(name: str, folder: Path, *options: str, **variables: Any) -> subprocess
 
 
 def state(node: Node) -> set[str]:
-    """Return a line for every file in the folders that roles write to, with its digest, and for the state of every
+    """Returns a line for every file in the folders that roles write to, with its digest, and for the state of every
     package. A failed comparison of two sets shows the lines that differ.
     """
     files = node.shell(f"find {LOOKED_AT} -xdev -type f ! -path '*__pycache__*' -exec sha256sum {{}} + | sort -k2")
@@ -61,7 +61,7 @@ def state(node: Node) -> set[str]:
 
 
 def signed(node: Node, folder: Path) -> dict[str, str]:
-    """Sign the repository with a key; return the public texts of this key and of a second key."""
+    """Signs the repository with a key; returns the public texts of this key and of a second key."""
     keys = {}
     for name in ("right", "wrong"):
         home = folder / name
@@ -368,7 +368,7 @@ def back(node: Node, tmp_path: Path, before: tuple[str, str]) -> None:
     assert state(node) == before
 
 
-def test_package_files_without_any_repository(node: Node, tmp_path: Path) -> None:
+def test_package_files_are_installed_without_any_repository(node: Node, tmp_path: Path) -> None:
     """Package files in a folder become a repository; apt resolves versions and dependencies and rolls back."""
     before = state(node)
     pool = node.shell(f"ls {APT}/pool/*_1.19.1-1_*.deb {APT}/pool/nvidia-docker2_2.14.0-1_*.deb").split()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares predicted with actual changes on a finished node. The predictions are the plan that site.yml prints before
-its first change, and a run in check mode; the actual changes are those of the real run."""
+"""Compares predicted with actual changes on a finished node. The predictions are the plan (list of steps) that site.yml
+prints before its first change, and a run in check mode; the actual changes are those of the real run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROOF = {"verify", "preflight"}
 
 
 def run(inventory: Path, report: Path, *options: str) -> dict[str, Any]:
-    """Run site.yml on one host and return its planned and actual changes."""
+    """Runs site.yml on one host and returns its planned and actual changes."""
     done = subprocess.run(
         [*play_command("site.yml", inventory), "--limit", HOST, "--diff", *options],
         cwd=ROOT,

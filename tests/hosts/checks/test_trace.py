@@ -43,7 +43,7 @@ def lines(text: str) -> list[str]:
 
 
 def files(node: Node) -> dict[str, str]:
-    """Return path → type, mode, owner, link and digest of the content."""
+    """Returns path → type, mode, owner, link and digest of the content."""
     listing = node.shell(f"find {TREES} -xdev -printf '%p\\t%y %m %U %G %l\\n' 2>/dev/null || true")
     entries = dict(line.split("\t", 1) for line in listing.splitlines() if "\t" in line)
     sums = node.shell(f"find {TREES} -xdev -type f -print0 2>/dev/null | xargs -0 sha256sum 2>/dev/null || true")

@@ -47,7 +47,7 @@ def versions(node: Node) -> list[str]:
 
 
 def arbiter(node: Node) -> str:
-    """Return the program file of the running arbiter."""
+    """Returns the program file of the running arbiter, which balances compute time."""
     pid = node.run("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value").strip()
     return node.run("readlink", f"/proc/{pid}/exe").strip()
 
@@ -64,7 +64,7 @@ def advertised(node: Node) -> list[str]:
 
 
 def repack(version: str, new: str, library: bytes | None = None) -> str:
-    """Make an archive of another version: the same code with a few more bytes at its end, or another library."""
+    """Makes an archive of another version: the same code with a few more bytes at its end, or another library."""
     with tarfile.open(CACHE / f"vcuda-{version}-{MACHINE}.tar.gz") as bundle:
         files = {one.name: bundle.extractfile(one).read() for one in bundle if one.isfile()}  # type: ignore[union-attr]
     manifest = json.loads(files.pop("manifest.json"))
@@ -168,7 +168,7 @@ def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempP
 
 
 def named_as_old(node: Node) -> list[str]:
-    """Return the allocations (what one container was given) whose container has old mounts: single files of a former
+    """Returns the allocations (what one container was given) whose container has old mounts: single files of a former
     release. The list comes from the watcher, the part of the device plugin that looks for containers which bypass
     their limits. Before the list is read, the watcher polls three more times; it must report no bypass."""
     end = time.monotonic() + LIMIT
@@ -184,7 +184,7 @@ def started(node: Node, container: str = "work") -> str:
 
 
 def configurations(node: Node) -> dict[str, str]:
-    """Return node.yaml and the named configurations, path → text."""
+    """Returns node.yaml and the named configurations, path → text."""
     paths = ["/etc/vgpu/node.yaml", *node.shell(f"ls {CONFIGS}/* 2>/dev/null || true").split()]
     return {path: node.read(path) for path in paths}
 
@@ -295,7 +295,7 @@ def test_a_plugin_that_does_not_start_is_rolled_back_on_the_first_host(
     done = upgrade(names["new"], names["new plugin"], "-e", SPOILED)
 
     taken_back(done, node, names)
-    # The upgrade had already written its files; it failed when the new program read them.
+    # The upgrade had already written the plugin's files, with which the new plugin does not start.
     assert "Report why the program does not run" in done.stdout
     assert (started(node), advertised(node), configurations(node)) == before
     assert "--no-such-option" not in node.read("/etc/systemd/system/vgpu-device-plugin.service")
@@ -303,7 +303,7 @@ def test_a_plugin_that_does_not_start_is_rolled_back_on_the_first_host(
     assert work.poll() is None
 
 
-# The play is killed after it switched the library and before the isolation check.
+# The play is killed after it switched the library and before the isolation check (attempts to exceed the limits).
 def test_an_upgrade_after_a_killed_one_rolls_back_both(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:

@@ -32,8 +32,8 @@ chroot "$root" /opt/kubelet-double/bin/pip install -q --no-index --find-links /t
     --disable-pip-version-check -r /tmp/requirements.txt
 rm -rf "$root/tmp/wheels" "$root/tmp/requirements.txt"
 
-# 3. A privileged container shares the machine's kernel. So units stay off that would set sysctls, load modules, mount
-# the machine's debug filesystems or take its consoles. Timers that would take apt's lock during a play stay off too.
+# 3. A privileged container shares the machine's kernel. So units that would set sysctls, load modules, mount the
+# machine's debug filesystems or take its consoles stay off. So do timers that would take apt's lock during a play.
 for unit in systemd-sysctl.service systemd-modules-load.service systemd-binfmt.service systemd-udevd.service \
     systemd-udev-trigger.service systemd-remount-fs.service systemd-logind.service systemd-firstboot.service \
     sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount sys-fs-fuse-connections.mount \

@@ -18,7 +18,7 @@ ERRORS = (podman.PodmanError, image.ImageError, hardware.HardwareError, sources.
 
 
 def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
-    """Start a host with its hardware; return the action taken. A running host with the same hardware is left alone."""
+    """Starts a host with its hardware; returns the action taken. A running host with this hardware is left alone."""
     wanted = hardware.payload(profile.read_text(), built.driver_version)
     found = {row["container"]: row for row in podman.hosts(host.project)}.get(host.container)
     if found and not found["image"].endswith(built.tag.removeprefix("localhost/")):
@@ -41,7 +41,7 @@ def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
 
 
 def generate_proto() -> None:
-    """Generate the gRPC code of the kubelet double, unless it exists."""
+    """Generates the gRPC code of the kubelet double, unless it exists."""
     command = ["make", "--no-print-directory", "-C", str(podman.ROOT / "native/plugin"), "proto"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode != 0:
@@ -49,7 +49,7 @@ def generate_proto() -> None:
 
 
 def up(project: str, names: list[str], profiles: list[Path], release: str | None = None) -> None:
-    """Bring up several hosts at once."""
+    """Brings up several hosts at once."""
     generate_proto()
     built = image.ensure(release=release)
     chosen = [podman.Host(project, name) for name in names]
@@ -63,7 +63,7 @@ def up(project: str, names: list[str], profiles: list[Path], release: str | None
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="hostctl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     sub = commands.add_parser("image", help="build the image of the hosts unless it exists; print its tag")
@@ -88,7 +88,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; errors are one paragraph and status 1."""
+    """Runs one command; errors are one paragraph and status 1."""
     options = parse(arguments)
     try:
         if options.command == "image":

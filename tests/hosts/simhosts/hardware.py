@@ -68,17 +68,17 @@ class Payload:
     links: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: str, content: bytes | str, mode: int = 0o644) -> None:
-        """Add a file with its content."""
+        """Adds a file with its content."""
         self.files[path] = (content.encode() if isinstance(content, str) else content, mode)
 
     def add_file(self, path: str, source: Path, made_by: str, mode: int = 0o644) -> None:
-        """Add a file of this machine; a missing file is an error that names the command that makes it."""
+        """Adds a file of this machine; a missing file is an error that names the command that makes it."""
         if not source.is_file():
             raise HardwareError(f"{source.relative_to(ROOT)}: no such file; run `{made_by}` first")
         self.add(path, source.read_bytes(), mode)
 
     def add_tree(self, path: str, source: Path, made_by: str) -> None:
-        """Add all files under a folder of this machine."""
+        """Adds all files under a folder of this machine."""
         if not source.is_dir():
             raise HardwareError(f"{source.relative_to(ROOT)}: no such folder; run `{made_by}` first")
         for file in sorted(source.rglob("*")):
@@ -87,7 +87,7 @@ class Payload:
 
     @property
     def digest(self) -> str:
-        """Return a digest of everything in the payload."""
+        """Returns a digest of everything in the payload."""
         digest = hashlib.sha256()
         for path in sorted(self.files):
             content, mode = self.files[path]
@@ -96,7 +96,7 @@ class Payload:
         return digest.hexdigest()
 
     def archive(self) -> bytes:
-        """Return the payload as a tar archive."""
+        """Returns the payload as a tar archive."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             folders = {str(parent) for path in [*self.files, *self.links] for parent in Path(path).parents}
@@ -116,7 +116,7 @@ class Payload:
 
 
 def minors(profile: str) -> list[int]:
-    """Return the device minor numbers of a profile's GPUs, as the simulated driver counts them."""
+    """Returns the device minor numbers of a profile's GPUs, as the simulated driver counts them."""
     found: list[int] = []
     for section in re.split(r"^\s*\[gpu\]\s*$", re.sub(r"#.*", "", profile), flags=re.MULTILINE)[1:]:
         keys = dict(re.findall(r"^\s*(\w+)\s*=\s*(.*?)\s*$", section, re.MULTILINE))
@@ -128,14 +128,14 @@ def minors(profile: str) -> list[int]:
 
 
 def with_driver(profile: str, version: str) -> str:
-    """Return the profile with the driver version of the nvidia-smi that the host's repository has."""
+    """Returns the profile with the driver version of the nvidia-smi that the host's repository has."""
     line = f"driver_version = {version}"
     changed, count = re.subn(r"^\s*driver_version\s*=.*$", line, profile, flags=re.MULTILINE)
     return changed if count else f"{line}\n{profile}"
 
 
 def device_nodes(gpus: list[int]) -> str:
-    """Return the tmpfiles.d lines of NVIDIA's device nodes.
+    """Returns the tmpfiles.d lines of NVIDIA's device nodes.
 
     The type c+ replaces the node of a real GPU that podman passed into the container. The nodes have the device numbers
     of /dev/null (1:3), because the real numbers belong to the kernel module. The simulated driver checks only the path.
@@ -145,7 +145,7 @@ def device_nodes(gpus: list[int]) -> str:
 
 
 def payload(profile: str, driver_version: str) -> Payload:
-    """Collect everything that a host of this profile has before the roles come."""
+    """Collects everything that a host of this profile has before the roles come."""
     files = Payload()
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         files.add_file(f"{LIBRARIES}/{library}", GPUSIM / library, "make native", 0o755)
@@ -167,7 +167,7 @@ def payload(profile: str, driver_version: str) -> Payload:
 
 
 def history() -> Payload:
-    """Collect the host's files of another owner. They are added only when the host is created, because roles change
+    """Collects the host's files of another owner. They are added only when the host is created, because roles change
     them."""
     files = Payload()
     files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
@@ -175,7 +175,7 @@ def history() -> Payload:
 
 
 def add_kubelet_double(files: Payload) -> None:
-    """Add the kubelet double as a service; its environment is in the image, its code is copied at each start."""
+    """Adds the kubelet double as a service; its environment is in the image, its code is copied at each start."""
     source = "opt/kubelet-double/src"
     files.add_tree(f"{source}/vgpu_kubelet_double", KUBELET_DOUBLE / "src/vgpu_kubelet_double", "git checkout")
     # Only the gRPC code of the kubelet's interfaces, from the plugin's package.

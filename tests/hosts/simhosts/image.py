@@ -72,7 +72,7 @@ class Inputs:
 
     @classmethod
     def read(cls, release: str | None = None) -> Inputs:
-        """Collect the inputs of this machine. ``release`` is the codename of a release other than the machine's own; on
+        """Collects this machine's inputs. ``release`` is the codename of a release other than the machine's own; on
         a Debian machine it may also be an Ubuntu release."""
         machine, sources, options = read_machine()
         python = ""
@@ -90,17 +90,17 @@ class Inputs:
 
     @property
     def archive(self) -> Path:
-        """Return the path of the built image; one image of each release is kept."""
+        """Returns the path of the built image; one image of each release is kept."""
         return WORK / f"image-{self.machine.codename}-{self.digest}.tar"
 
     @property
     def source_lines(self) -> list[str]:
-        """Return the lines of the sources.list that mmdebstrap works with."""
+        """Returns the lines of the sources.list that mmdebstrap works with."""
         return [source.line(self.machine.components) for source in self.sources]
 
     @property
     def digest(self) -> str:
-        """Return twelve hexadecimal digits of the digest of all inputs, including the Python of the wheels."""
+        """Returns twelve hexadecimal digits of the digest of all inputs, including the Python of the wheels."""
         files = [*self.base, *self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
         python = self.python or python_version(SYSTEM_PYTHON)
         text = json.dumps([self.machine.id, self.machine.version, self.source_lines, self.options, python])
@@ -111,7 +111,7 @@ class Inputs:
 
 
 def ensure(force: bool = False, release: str | None = None) -> Image:
-    """Build the image and import it into podman, unless both were done before; return the image."""
+    """Builds the image and imports it into podman, unless both were done before; returns the image."""
     inputs = Inputs.read(release)
     tag = f"{REPOSITORY_NAME}:{inputs.digest}"
     archive = inputs.archive
@@ -127,7 +127,7 @@ def ensure(force: bool = False, release: str | None = None) -> Image:
 
 
 def remove() -> None:
-    """Remove our images from podman, except those that a host still uses; the archives stay in .build."""
+    """Removes our images from podman, except those that a host still uses; the archives stay in .build."""
     for tag in podman(
         "images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", f"reference={REPOSITORY_NAME}"
     ).split():
@@ -135,18 +135,18 @@ def remove() -> None:
 
 
 def say(text: str) -> None:
-    """Report progress on standard error; standard output is for results."""
+    """Reports progress on standard error; standard output is for results."""
     print(f"hosts: {text}", file=sys.stderr, flush=True)
 
 
 def python_version(program: str) -> str:
-    """Return the version of a Python, such as 3.11."""
+    """Returns the version of a Python, such as 3.11."""
     shown = subprocess.run([program, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
     return ".".join(shown.split()[-1].split(".")[:2])
 
 
 def driver_version(packages_index: str, package: str) -> str:
-    """Return the upstream version of a package from a Packages file: the version without epoch and revision."""
+    """Returns the upstream version of a package from a Packages file: the version without epoch and revision."""
     for stanza in packages_index.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version): (.*)$", stanza, re.MULTILINE))
         if fields.get("Package") == package:
@@ -200,7 +200,7 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
 
 
 def _wheels(inputs: Inputs, log: Path) -> Path:
-    """Download the pinned wheels for the hosts' Python: the machine's own, or that of another release."""
+    """Downloads the pinned wheels for the hosts' Python: the machine's own, or that of another release."""
     environment, folder = WORK / "pip", WORK / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -224,7 +224,7 @@ def _known(tag: str) -> bool:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """Let one process at a time build; a second one waits and then finds the image."""
+    """Lets one process at a time build; a second one waits and then finds the image."""
     WORK.mkdir(parents=True, exist_ok=True)
     handle = os.open(WORK / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:

@@ -49,11 +49,11 @@ class Host:
 
     @property
     def container(self) -> str:
-        """Return the container's name, which is also the host's address in the inventory."""
+        """Returns the container's name, which is also the host's address in the inventory."""
         return f"vgpu-{self.project}-{self.name}"
 
     def volumes(self, stores: Iterable[str] = STORES) -> dict[str, str]:
-        """Return the volumes of the engines' stores, by folder. Stores need volumes, because overlay does not work on
+        """Returns the volumes of the engines' stores, by folder. Stores need volumes, because overlay does not work on
         the container's own overlay."""
         return {f"/var/lib/{store}": f"{self.container}-{store}" for store in stores}
 
@@ -63,7 +63,7 @@ UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 
 
 def containers_conf() -> Path:
-    """Write the private file that podman and the connection plugin read through CONTAINERS_CONF."""
+    """Writes the private file that podman and the connection plugin read through CONTAINERS_CONF."""
     # Use runc, because crun cannot start a container without the right to raise limits. Set the limits, because podman
     # by default requests the kernel's maximum, which a machine without that right refuses.
     hard = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
@@ -83,12 +83,12 @@ def containers_conf() -> Path:
 
 
 def runtime_line() -> str:
-    """Choose runc where it is installed, else leave podman's own choice."""
+    """Chooses runc where it is installed, else leaves podman's own choice."""
     return 'runtime = "runc"\n' if shutil.which("runc") else ""
 
 
 def podman(*arguments: str, check: bool = True, stdin: bytes | None = None) -> str:
-    """Run podman and return what it printed."""
+    """Runs podman and returns what it printed."""
     environment = {**os.environ, "CONTAINERS_CONF": str(containers_conf())}
     try:
         result = subprocess.run(["podman", *arguments], env=environment, input=stdin, capture_output=True, check=False)
@@ -101,7 +101,7 @@ def podman(*arguments: str, check: bool = True, stdin: bytes | None = None) -> s
 
 
 def hosts(project: str | None = None) -> list[dict[str, str]]:
-    """List the simulated hosts: project, host, container, state and image."""
+    """Lists the simulated hosts: project, host, container, state and image."""
     chosen = f"label={LABEL}={project}" if project else f"label={LABEL}"
     listing = json.loads(podman("ps", "--all", "--filter", chosen, "--format", "json") or "[]")
     rows = [
@@ -118,7 +118,7 @@ def hosts(project: str | None = None) -> list[dict[str, str]]:
 
 
 def systemd_options() -> list[str]:
-    """Return the options for systemd as process 1, with control groups that a docker daemon inside can create.
+    """Returns the options for systemd as process 1, with control groups that a docker daemon inside can create.
 
     With control groups of version 1, podman from 4.4 on refuses a private cgroup namespace in systemd mode. So the
     options of that mode are listed one by one.
@@ -133,7 +133,7 @@ def systemd_options() -> list[str]:
 
 
 def create(host: Host, image: str, stores: Iterable[str]) -> None:
-    """Create a host's container without starting it. ``stores`` are the engines' stores (of STORES) that get a
+    """Creates a host's container without starting it. ``stores`` are the engines' stores (of STORES) that get a
     volume."""
     volumes = host.volumes(stores)
     for volume in volumes.values():
@@ -163,7 +163,7 @@ def create(host: Host, image: str, stores: Iterable[str]) -> None:
 
 
 def expect_room(count: int, allowed: int) -> None:
-    """Refuse more hosts than the kernel's limit of inotify instances allows. Raises PodmanError."""
+    """Refuses more hosts than the kernel's limit of inotify instances allows. Raises PodmanError."""
     need = count * WATCHES_A_HOST + WATCHES_OF_OTHERS
     if need > allowed:
         raise PodmanError(
@@ -173,7 +173,7 @@ def expect_room(count: int, allowed: int) -> None:
 
 
 def boot(host: Host) -> float:
-    """Start the host and wait until systemd is up; return the seconds that it took."""
+    """Starts the host and waits until systemd is up; returns the seconds that it took."""
     started = time.monotonic()
     podman("start", host.container)
     state = ""
@@ -193,7 +193,7 @@ def boot(host: Host) -> float:
 
 
 def remove(project: str, name: str | None = None) -> list[str]:
-    """Remove the project's hosts, or only ``name``, with their volumes; return the removed containers."""
+    """Removes the project's hosts, or only ``name``, with their volumes; returns the removed containers."""
     gone = [row["container"] for row in hosts(project) if name in (None, row["host"])]
     if gone:
         # The removal is tried twice, because podman 4.3 fails if a container exits while podman kills it.

@@ -19,7 +19,7 @@ class SliceError(Exception):
 
 @contextlib.contextmanager
 def leased(host: Host) -> Iterator[dict[str, Any]]:
-    """Reserve a free slice by a lease, so that no other container gets it; end the lease afterwards."""
+    """Reserves a free slice by a lease, so that no other container gets it; ends the lease afterwards."""
     try:
         lease = json.loads(podman("exec", host.container, "vgpuctl", "lease", "--json"))
     except PodmanError as error:
@@ -31,7 +31,7 @@ def leased(host: Host) -> Iterator[dict[str, Any]]:
 
 
 def docker_command(lease: dict[str, Any], command: list[str], *options: str) -> list[str]:
-    """Return the docker command that applies an Allocate response as a kubelet's runtime does."""
+    """Returns the docker command that applies an Allocate response as a kubelet's runtime does."""
     words = ["docker", "run", "--rm", *options]
     for name, value in sorted(lease.get("envs", {}).items()):
         words += ["--env", f"{name}={value}"]
@@ -46,5 +46,5 @@ def docker_command(lease: dict[str, Any], command: list[str], *options: str) -> 
 
 
 def run(host: Host, lease: dict[str, Any], command: list[str], *options: str) -> str:
-    """Run a command in a container of the leased slice and return its output."""
+    """Runs a command in a container of the leased slice and returns its output."""
     return podman("exec", host.container, *docker_command(lease, command, *options))

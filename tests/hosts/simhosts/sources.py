@@ -54,7 +54,7 @@ class Distribution:
 
     @property
     def components(self) -> list[str]:
-        """Return the components that the image uses."""
+        """Returns the components that the image uses."""
         names = COMPONENTS[self.id]
         return names[:3] if self.codename in OLD_DEBIAN else names
 
@@ -68,13 +68,13 @@ class Source:
     signed_by: str | None
 
     def line(self, components: list[str]) -> str:
-        """Return the source as a line of sources.list."""
+        """Returns the source as a line of sources.list."""
         options = f"[signed-by={self.signed_by}] " if self.signed_by else ""
         return f"deb {options}{self.uri} {self.suite} {' '.join(components)}"
 
 
 def distribution(os_release: str) -> Distribution:
-    """Read os-release; an unsupported distribution is an error that names what is supported."""
+    """Reads os-release; an unsupported distribution is an error that names what is supported."""
     fields = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     found = Distribution(fields.get("ID", "?"), fields.get("VERSION_ID", "?"), fields.get("VERSION_CODENAME", ""))
     if found.id not in COMPONENTS or not found.codename:
@@ -86,7 +86,7 @@ def distribution(os_release: str) -> Distribution:
 
 
 def parse_targets(listing: str, origin: str) -> list[tuple[str, str, str]]:
-    """Return (suite, uri, sources entry) of the distribution's own sources, without repeats, in apt's order."""
+    """Returns (suite, uri, sources entry) of the distribution's own sources, without repeats, in apt's order."""
     found = {}
     for line in listing.splitlines():
         fields = line.split("|")
@@ -96,7 +96,7 @@ def parse_targets(listing: str, origin: str) -> list[tuple[str, str, str]]:
 
 
 def signed_by(entry: str) -> str | None:
-    """Return the keyring that a sources entry (`path:number`) names. None means that mmdebstrap chooses the keyring."""
+    """Returns the keyring that a sources entry (`path:number`) names. If None, mmdebstrap chooses the keyring."""
     path, _unused, number = entry.rpartition(":")
     try:
         text = Path(path).read_text(errors="replace")
@@ -115,14 +115,14 @@ def signed_by(entry: str) -> str | None:
 
 
 def apt_options(dump: str) -> list[str]:
-    """Return the Acquire options of `apt-config dump` that downloads depend on: proxy, TLS, validity checks."""
+    """Returns the Acquire options of `apt-config dump` that downloads depend on: proxy, TLS, validity checks."""
     wanted = re.compile(r"^Acquire::(http|https|ftp|Check-|Max-ValidTime|Min-ValidTime|Retries|Force|Proxy)", re.I)
     # An empty value is a section's name; a script option is kept, because it must run inside mmdebstrap too.
     return [line for line in dump.splitlines() if wanted.match(line) and not line.endswith(' "";')]
 
 
 def read_machine() -> tuple[Distribution, list[Source], list[str]]:
-    """Ask this machine's apt for its distribution, its sources and its options; fetch the lists when there are none."""
+    """Asks this machine's apt for its distribution, its sources and options; fetches the lists if there are none."""
     machine = distribution(Path("/etc/os-release").read_text())
     targets = _targets(machine)
     if not targets:
@@ -140,7 +140,7 @@ def read_machine() -> tuple[Distribution, list[Source], list[str]]:
 def of_release(
     machine: Distribution, found: list[Source], codename: str, keyring: Callable[[str], Path]
 ) -> tuple[Distribution, list[Source]]:
-    """Return the sources of another release: the machine's mirrors with the other release's suites, or, on Debian,
+    """Returns the sources of another release: the machine's mirrors with the other release's suites, or, on Debian,
     Ubuntu's archive.
 
     ``keyring`` is a function that returns the file of Ubuntu's keys for a mirror. Raises SourcesError.
@@ -163,7 +163,7 @@ def of_release(
 
 
 def ubuntu_mirror() -> str:
-    """Return the archive of Ubuntu: VGPU_UBUNTU_MIRROR, or the public one of this architecture."""
+    """Returns the archive of Ubuntu: VGPU_UBUNTU_MIRROR, or the public one of this architecture."""
     named = os.environ.get("VGPU_UBUNTU_MIRROR", "")
     if named:
         return named.rstrip("/")
@@ -173,7 +173,7 @@ def ubuntu_mirror() -> str:
 
 
 def ubuntu_keyring(mirror: str, folder: Path) -> Path:
-    """Return the file of Ubuntu's keys: the machine's own, or the one extracted from Ubuntu's package into
+    """Returns the file of Ubuntu's keys: the machine's own, or the one extracted from Ubuntu's package into
     ``folder``."""
     named = os.environ.get("VGPU_UBUNTU_KEYRING", "")
     if named:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the part of the isolation check (attempts to exceed the limits on a node) that tests the driver's own memory
 limits, without a container engine. It acts like a runtime: it starts a process in a new cgroup, with a bundle and the
-hooks of the device plugin's CDI file. Tests start this file as a separate program.
+hooks of the device plugin's CDI file (which tells an engine what to add for a device). Tests start this file as a
+separate program.
 
 Arguments, as JSON: ``socket``, ``vgpuctl``, ``cgroup_root``, ``cdi`` (the CDI file), ``groups`` (folder for new
 cgroups), ``hooks`` (whether hooks run), ``names`` (of checks) and ``beside`` (whether a second container runs too).

@@ -136,7 +136,7 @@ def test_namespace_of_the_check_has_the_mounts_of_a_container(
 
 
 def mounts_inside(node: RealNode, options: Mapping) -> dict[str, str]:
-    """Returns the mounts of a program that the check runs in a slice, as the host sees them."""
+    """Returns the mounts of a program that the check runs in a slice (part of a GPU), as the host sees them."""
     environment = {name: node.environment[name] for name in ("LD_LIBRARY_PATH", "GPUSIM_PROFILE", "GPUSIM_STATE")}
     params = {"omit_mounts": [], "image": "", "nvidia_runtime": "", "environment": environment, **options}
     plugin = check.Plugin(str(node.vgpuctl_program), str(node.socket))

@@ -71,7 +71,7 @@ def test_consistent_host_has_no_difference_or_note(node, look):
     assert look() == ([], [])
 
 
-def test_plugin_that_advertises_one_slice_too_many(node, look):
+def test_slice_in_excess_of_the_plugin_is_a_difference(node, look):
     greedy = node.folder / "greedy"
     greedy.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
@@ -94,7 +94,7 @@ def test_plugin_that_advertises_one_slice_too_many(node, look):
     )  # The kubelet counts the additional slice.
 
 
-def test_stale_ledger(node, look):
+def test_stale_ledger_is_a_difference(node, look):
     """A slot of a live process in the ledger charges 900 MiB that the driver does not report."""
     pod = node.kubelet.run_pod("one")
     path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
@@ -135,7 +135,7 @@ def test_older_mapped_library_of_a_container_is_a_note(node, look):
     )
 
 
-def test_allocation_that_no_container_has(node, look):
+def test_allocation_without_a_container_is_a_difference(node, look):
     """The kubelet has deleted a pod, but the device plugin still has the pod's allocation."""
     node.kubelet.run_pod("one")
     path = node.folder / "kubelet" / "kubelet_internal_checkpoint"

@@ -98,7 +98,7 @@ def test_gpu_with_an_ecc_error_is_unhealthy(again):
     assert sorted(healthy(node).values()) == [0, SPLIT]
 
 
-def test_gpu_that_falls_off_the_bus_and_comes_back(again):
+def test_gpu_off_the_bus_is_unhealthy_until_it_recovers(again):
     node = again(TWO_GPUS)
     second = node.vgpuctl("status")["gpus"][1]["uuid"]
     gpusimctl(node, "fall-off", "1")
@@ -185,7 +185,7 @@ def test_geometry_that_changes_is_noticed_without_a_restart(again):
     until(lambda: len(node.kubelet.endpoints[RESOURCE].devices) == 3, "the new MIG devices")
 
 
-def test_driver_that_fails_at_the_start(again, node):
+def test_plugin_ends_or_waits_if_the_driver_fails_at_the_start(again, node):
     node.end()
     gpusimctl(node, "nvml-fail", "on")
     done = subprocess.run(node.command(), env=node.environment, capture_output=True, text=True, timeout=60, check=False)

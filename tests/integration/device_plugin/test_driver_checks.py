@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the isolation check, which tries on purpose to exceed limits, for a driver that enforces memory limits itself.
-The driver is simulated; the control groups are real. All checks must pass on a correct driver, and each check must find
-the faults that it is made for. The container is a process that waits in a group; test_driver_limits.py has real
-containers.
+The driver is simulated; the control groups are real. No check may report a fault of a correct driver, and each check
+must find the faults that it is made for. The container is a process that waits in a group; test_driver_limits.py has
+real containers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 
 class Place:
-    """A simulated host with driver 615 and control groups. The tests set limits with the function that the CDI hook
-    uses.
+    """A simulated host with driver 615 and control groups. The tests set limits with the function that the CDI hook,
+    which an engine runs at a container's start, uses.
     """
 
     def __init__(self, node: RealNode, root: Path, backend: str, more: str) -> None:  # noqa: F811
@@ -114,7 +114,7 @@ NAMES = ["driver-refuses", "driver-limit-children", "driver-limit-root", "manage
 
 
 @BOTH
-def test_correct_driver_passes_every_check(place, group, backend: str) -> None:  # noqa: F811
+def test_correct_driver_violates_no_check(place, group, backend: str) -> None:  # noqa: F811
     """The check of managed memory has the verdict "open" and reports the bytes. The fork check does not run, because
     libcuda does not work in a forked child."""
     on = place(backend)
@@ -175,8 +175,8 @@ def test_faulty_driver_fails_the_check(place, group, about, backend, more, words
     assert (found["verdict"], said in found["detail"]) == (verdict, True), (about, found)
 
 
-def test_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
-    """A process of root with all capabilities calls NVML's function that sets limits; the limit must stay unchanged."""
+def test_limit_is_open_to_root_of_a_privileged_container(place, group) -> None:  # noqa: F811
+    """With all capabilities, root in the container may set the limit through NVML. The check reports that as open."""
     on = place("misc")
     on.limit(group("c"))
     found = on.check(group("c"), ["driver-limit-root"], on.container(group("c"), []))["driver-limit-root"]
@@ -193,7 +193,7 @@ def test_check_does_not_change_a_neighbour(place, group, backend: str) -> None: 
     assert found["found"].count(f"hard {HARD}, used {164 * MIB}") == 3, found
 
 
-def test_a_limit_that_two_containers_share(place, group) -> None:  # noqa: F811
+def test_limit_shared_by_two_containers_violates_the_check(place, group) -> None:  # noqa: F811
     """The check fails if two containers share the limit of their parent group: each reduces the memory of the other."""
     on = place("misc")
     on.limit(group())
@@ -218,7 +218,7 @@ def test_check_on_a_full_gpu_is_not_run(place, group, backend: str) -> None:  # 
     assert (found["verdict"], "the card was full" in found["detail"]) == ("not-run", True), found
 
 
-def test_no_driver_on_the_host(place, group) -> None:  # noqa: F811
+def test_checks_are_not_run_without_a_driver_on_the_host(place, group) -> None:  # noqa: F811
     """If the driver is installed in a separate container, the host has no libcuda, so the checks report not-run."""
     on = place("misc")
     on.limit(group("c"))
@@ -252,7 +252,7 @@ def of_module(node: RealNode, groups: Path, names: list[str], hooks: bool = True
 
 
 @BOTH
-def test_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:  # noqa: F811
+def test_every_driver_check_runs_in_a_slice_of_a_node(node_at_rest: RealNode, group, backend: str) -> None:  # noqa: F811
     """Runs all driver checks in a group that the plugin's CDI file and hook limit, next to a neighbour's limited
     group."""
     furnish(node_at_rest, backend)

@@ -296,7 +296,7 @@ def test_missing_docker_program_is_reported(node):
     assert node.vgpuctl("status")["allocations"] == []
 
 
-def test_restart_with_running_container(node):
+def test_restart_keeps_the_mounts_of_a_running_container(node):
     """The tmpfs of a running container stays mounted after the device plugin is killed and started again."""
     pod = node.kubelet.run_pod("one")
     before = node.allocation_mounts()

@@ -123,7 +123,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("records", "first"), ROWS)
-def test_allocations_after_a_reboot(machine, records, first):
+def test_pods_keep_their_slices_after_a_reboot(machine, records, first):
     node = machine.node
     pods = {name: node.kubelet.run_pod(name, init_container=name == "both") for name in ("stays", "both", "deleted")}
     lease = node.vgpuctl("lease")
@@ -143,8 +143,8 @@ def test_allocations_after_a_reboot(machine, records, first):
     assert not any(host_path(pod, SHARE).exists() for pod in pods.values())
     machine.boot_up(first)
 
-    # The reboot ended the lease, a slice for a program on the host. All slices are advertised, and the slices in the
-    # kubelet's checkpoint stay with their pods.
+    # The reboot ended the lease, a slice (part of a GPU) for a program on the host. All slices are advertised, and the
+    # slices in the kubelet's checkpoint stay with their pods.
     assert machine.allocations("lease") == {}
     assert lease["ids"][0] in node.kubelet.endpoints[RESOURCE].healthy()
     assert node.kubelet.state()["resources"][RESOURCE]["allocatable"] == SLICES
@@ -170,7 +170,7 @@ def test_allocations_after_a_reboot(machine, records, first):
     assert len(node.allocation_mounts()) == 7
 
 
-def test_second_reboot_before_any_container_started(machine):
+def test_second_reboot_before_any_start_keeps_the_allocation(machine):
     node = machine.node
     pod = node.kubelet.run_pod("stays")
     before = limits_of(pod)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests vgpuctl run, which leases a slice of a GPU for a container. The engines are real podman, and docker if this
-machine has docker's daemon. Otherwise docker's tests are skipped; the hosts of `make demo` have a daemon. The container
-is limited and keeps its slices until it is removed. The program vgpu-probe reads the limits inside the container; the
-simulated driver lists the processes on the GPU.
+"""Tests vgpuctl run, which leases (reserves) a slice of a GPU for a container. The engines are real podman, and docker
+if this machine has docker's daemon. Otherwise docker's tests are skipped; the hosts of `make demo` have a daemon. The
+container is limited and keeps its slices until it is removed. The program vgpu-probe reads the limits inside the
+container; the simulated driver lists the processes on the GPU.
 """
 
 from __future__ import annotations

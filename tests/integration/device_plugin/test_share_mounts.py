@@ -265,8 +265,8 @@ def test_links_in_an_image_cannot_replace_the_limits(
     assert result.ended == ends, result.text
 
 
-# Volumes of a pod, mounted after the plugin's mounts in order of depth. Columns: case, path in the container, file of
-# the tenant (empty: the folder), whether the volume is read-only, the library's message.
+# Volumes of a pod, mounted after the plugin's mounts in order of depth. columns: the case, path in the container, file
+# of the tenant ("" means the folder), whether the volume is read-only; expected message of the library
 VOLUMES = [
     (
         "volume over the limits",

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 
-MODELS = {  # Columns: the GPU model; its memory in MiB as NVML reports it; its number of SMs; its compute capability.
+MODELS = {  # Keys: GPU models. Expected values: memory in MiB in NVML, number of SMs, compute capability.
     "T4": (15360, 40, "7.5"),
     "V100-16GB": (16160, 80, "7.0"),
     "A100-40GB": (40960, 108, "8.0"),
@@ -95,7 +95,7 @@ def test_reset_reads_the_profile_but_not_under_a_running_process(host):
     assert host.ctl("devices").stdout.count("H200") == 2
 
 
-def test_death_inside_the_lock(host, core_program):
+def test_next_process_repairs_the_state_after_a_death_inside_the_lock(host, core_program):
     """A process died while it held the host's lock. The next process must take the lock and recompute the sums of the
     charges."""
     host.ctl("devices")
@@ -110,8 +110,8 @@ def test_death_inside_the_lock(host, core_program):
     assert json.loads(host.ctl("usage", "--json").stdout)["repairs"] == 3
 
 
-def test_charges_race(host, core_program):
-    """Four processes with four threads each try to allocate more memory than the GPU has."""
+def test_racing_processes_are_never_granted_more_than_the_gpus_memory(host, core_program):
+    """Four processes with four threads each together try to allocate more memory than the GPU has."""
     race = core_program("race")
     command = [race, "4", "4000", str(4 << 30)]
     racers = [subprocess.Popen(command, env=host.environment(), stderr=subprocess.PIPE) for _unused in range(4)]
@@ -120,7 +120,7 @@ def test_charges_race(host, core_program):
     assert host.usage()["used"] == 0
 
 
-def test_kills_at_any_moment(host, tmp_path):
+def test_kills_at_random_moments_leave_exact_records(host, tmp_path):
     """Programs that allocate and launch without a pause are killed at random moments. The host's records of memory must
     stay exact."""
     program = str(tmp_path / "churn")
@@ -159,7 +159,7 @@ def test_slots_are_used_again(host):
     host.run("sh", "-c", script, "sh", str(ROOT / "native" / "build" / "gpusim" / "gpusimctl"))
 
 
-def test_fallen_off_the_bus(host):
+def test_calls_fail_while_the_gpu_is_off_the_bus(host):
     a = host.start()
     a.ask("cu.context(); k = cu.kernel('inf'); cu.launch(k); e = cu.event()")
     a.send("cu.raw('cuEventSynchronize', e)")

@@ -64,7 +64,7 @@ def test_other_private_tables_are_not_supported(hostile, table):
 
 # ---- context-lock --------------------------------------------------------------------------------------------------
 
-# With the behaviour context-lock, a driver call that takes long holds the lock of its context, and all other calls on
+# With the behaviour `context-lock`, a driver call that takes long holds the lock of its context, and all other calls on
 # this context wait.
 
 # A code image whose load takes 900 ms.
@@ -186,9 +186,9 @@ def late(tmp_path_factory) -> str:
     return str(program)
 
 
-# With the behaviour teardown, a driver call aborts the process if the driver's teardown at the exit has begun. Columns:
-# the behaviour, or ""; the argument of programs/late.c, where "parked" means that no call is made after the teardown
-# has begun; whether the process must be aborted.
+# With the behaviour `teardown`, a driver call aborts the process if the driver's teardown at the exit has begun.
+# Columns: the behaviour, or ""; the argument of programs/late.c, where "parked" means that no call is made after the
+# teardown has begun; whether the process must be aborted.
 @pytest.mark.parametrize(
     "what, how, dies", [("teardown", "open", True), ("teardown", "parked", False), ("", "open", False)]
 )
@@ -200,8 +200,8 @@ def test_calls_after_the_teardown_began_end_the_process(hostile, late, what, how
 
 
 def test_exit_of_a_forked_child_runs_no_teardown(hostile):
-    """A forked child cannot use the driver. With the behaviour `teardown`, the driver must refuse its calls as it does
-    without this behaviour, and no teardown must run when the child exits."""
+    """A forked child cannot use the driver. With the behaviour `teardown`, the driver must refuse the child's calls as
+    it does without this behaviour, and no teardown must run when the child exits."""
     a = hostile("teardown").start()
     a.ask("cu.context()")
     a.ask("import subprocess; subprocess.run(['true'], check=True)")
@@ -216,7 +216,7 @@ def test_exit_of_a_forked_child_runs_no_teardown(hostile):
 CAPTURE = ("cu.context()", "k = cu.kernel(1); stream = cu.stream(1); before = cu.event(); pointer = PTR()")
 GLOBAL, RELAXED = 0, 2
 # Keys: calls during a capture. Values: the capture mode; the expected result on a normal driver; the expected result
-# with the behaviour capture-query, with which the call also makes the capture invalid.
+# with the behaviour `capture-query`, with which the call also makes the capture invalid.
 MISUSE = {
     "cu.raw('cuEventQuery', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
     "cu.raw('cuEventSynchronize', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),

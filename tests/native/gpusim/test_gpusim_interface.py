@@ -168,7 +168,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("environment, expected", ORDERS)
-def test_order_of_devices(make_host, environment, expected):
+def test_devices_have_the_order_that_the_variables_set(make_host, environment, expected):
     a = make_host(MIXED).start(**environment)
     a.ask("cu.cuInit(0); n = ctypes.create_string_buffer(96)")
     for index, model in enumerate(expected):
@@ -186,7 +186,7 @@ def test_device_nodes_can_be_required(make_host):
 ATTRIBUTES = {1: 1024, 10: 32, 16: 40, 33: 0x1B, 75: 7, 76: 5, 39: 1024, 41: 1, 83: 1, 97: 65536, 102: 1, 115: 1}
 
 
-def test_attributes_of_a_t4(host):
+def test_t4_has_the_expected_attributes(host):
     a = host.start()
     a.ask("cu.cuInit(0); v = ctypes.c_int()")
     for attribute, expected in ATTRIBUTES.items():

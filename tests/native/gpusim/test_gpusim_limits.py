@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver 615 can limit the GPU memory of a control group. The simulated driver does so by one of two kernel controllers
-(backends), misc or dmem. Here this driver uses real control groups of version 2. The tests set and read limits through
-NVML by nvidia-ml-py, and check how much memory a program of the group can allocate. Strings with ``cu`` are Python
-statements that cuda_program.py executes; result 2 is CUDA_ERROR_OUT_OF_MEMORY."""
+(backends), `misc` or `dmem`. Here this driver uses real control groups of version 2. The tests set and read limits
+through NVML by nvidia-ml-py, and check how much memory a program of the group can allocate. Strings with ``cu`` are
+Python statements that cuda_program.py executes; result 2 is CUDA_ERROR_OUT_OF_MEMORY."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_program_of_the_group_sees_the_limit_as_the_gpus_memory(limited, group, 
         ("dmem", 600, 800, 500),
         ("dmem", 800, 600, 500),
         ("misc", 600, None, 500),
-        ("misc", 600, 800, 700),  # With misc only the nearest limit applies.
+        ("misc", 600, 800, 700),  # With `misc` only the nearest limit applies.
         ("misc", 600, MAX // MIB, 1000),
     ],
 )
@@ -171,10 +171,10 @@ def test_limits_of_a_parent(limited, group, backend, parent, own, mib, namespace
 
 
 @pytest.mark.parametrize(("backend", "leaf"), [("misc", 1200), ("dmem", 600)])
-def test_two_children_of_a_limited_group(limited, group, backend, leaf):
-    """The controller dmem also charges all groups above a group, so two child groups share their parent's limit.
+def test_child_groups_share_their_parents_limit_only_with_dmem(limited, group, backend, leaf):
+    """The controller `dmem` also charges all groups above a group, so two child groups share their parent's limit.
 
-    With misc each child has its own limit."""
+    With `misc` each child has its own limit."""
     on = limited(backend)
     on.set(group("p"), 600 * MIB)
     on.set(group("p/a"), 600 * MIB)
@@ -187,9 +187,9 @@ def test_two_children_of_a_limited_group(limited, group, backend, leaf):
     assert got == leaf
 
 
-def test_memory_allocated_before_the_limit(limited, group):
-    """The controller misc counts only memory that is allocated after a limit was first set. The controller dmem also
-    counts earlier memory."""
+def test_only_dmem_counts_memory_allocated_before_the_limit(limited, group):
+    """The controller `misc` counts only memory that is allocated after a limit was first set. The controller `dmem`
+    also counts earlier memory."""
     for backend, counted in (("misc", 0), ("dmem", 400 * MIB)):
         on = limited(backend)
         path = group(backend)
@@ -211,7 +211,7 @@ def test_memory_allocated_before_the_limit(limited, group):
         ("dmem", "memacct_below_use = apply\n", None, 300),
     ],
 )
-def test_limit_below_the_used_memory(limited, group, backend, more, answer, limit):
+def test_limit_below_the_used_memory_applies_only_if_the_profile_says_so(limited, group, backend, more, answer, limit):
     on = limited(backend, more)
     path = group("g")
     on.set(path, 1000 * MIB)
@@ -235,7 +235,7 @@ ERRORS = [
     ("dmem", ("get", 0, "G/none", 0, 0), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, None, 0, MIB), pynvml.NVML_ERROR_OPERATING_SYSTEM),
     ("misc", ("set", 0, "/tmp", 0, MIB), pynvml.NVML_ERROR_UNKNOWN),
-    # If neither the group nor a group above it has a limit, reading fails with misc and succeeds with dmem.
+    # If neither the group nor a group above it has a limit, reading fails with `misc` and succeeds with `dmem`.
     ("misc", ("get", 0, "G", 0, 0), pynvml.NVML_ERROR_NOT_SUPPORTED),
     ("dmem", ("get", 0, "G", 0, 0), None),
     ("none", ("set", 0, "G", 0, MIB), pynvml.NVML_ERROR_NOT_SUPPORTED),
@@ -244,7 +244,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("backend", "call", "code"), ERRORS)
-def test_return_codes_of_set_and_get(limited, group, backend, call, code):
+def test_set_and_get_return_the_expected_codes(limited, group, backend, call, code):
     on = limited(backend)
     path = call[2] and call[2].replace("G", str(group("g"))).replace("R", str(on.root))
     answer = on.ask((call[0], call[1], path, *call[3:]))[0]
@@ -275,7 +275,7 @@ def test_setting_a_limit_requires_cap_sys_admin(limited, group):
     ]
 
 
-def test_driver_that_requires_no_capability(limited, group):
+def test_limit_can_be_set_without_a_capability_if_the_driver_permits_it(limited, group):
     on = limited()
     on.host.ctl("limits-by-anybody", "on")
     ordinary = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
@@ -294,8 +294,8 @@ def test_gpu_in_mig_mode_supports_no_limits(limited, group):
     assert on.ask(("set", 0, group("g"), 0, MIB)) == [pynvml.NVML_ERROR_NOT_SUPPORTED]
 
 
-def test_limit_of_a_group_whose_controller_is_off(limited, group):
-    """No group on the test hosts has either controller enabled, so limits have no effect."""
+def test_limit_has_no_effect_if_the_groups_controller_is_off(limited, group):
+    """No group on the test hosts has a controller enabled. The profile requires one, so limits have no effect."""
     misc, dmem = limited("misc", "controllers = require\n"), limited("dmem", "controllers = require\n")
     path = group("g")
     assert dmem.ask(("set", 0, path, 0, 200 * MIB)) == [pynvml.NVML_ERROR_NOT_FOUND]
@@ -326,8 +326,8 @@ def test_set_without_effect_returns_success(limited, group):
 
 
 def test_new_group_inherits_the_limit_of_a_removed_group(limited, group):
-    """The controller misc identifies a group by its address in the kernel, which a new group may reuse. The new group
-    then inherits the limit. To prevent this, a limit must be set for each new container, even if it is "none"."""
+    """The controller `misc` identifies a group by its address in the kernel, which a new group may reuse. The new group
+    then inherits the limit. To prevent this, a limit must be set for each new container, even MAX (no limit)."""
     on = limited()
     on.host.ctl("memacct-stale", "0", "300")
     a, b = on.start(group("new")), on.start(group("newer"))

@@ -73,7 +73,7 @@ def test_managed_memory_is_charged_only_on_the_gpu(host):
     assert held(host, a)["memory"] == 0
 
 
-# Values: the call that allocates; the expected charge in bytes; the call that frees the memory.
+# Keys: cases. Values: the call that allocates; the expected charge in bytes; the call that frees the memory.
 WAYS = {
     "plain": ("p = cu.alloc(1234567)", 1234567, "cu.cuMemFree_v2(p)"),
     "one byte": ("p = cu.alloc(1)", 1, "cu.cuMemFree_v2(p)"),
@@ -116,7 +116,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_charge_of_each_allocating_call(host, way):
+def test_each_allocating_call_charges_the_expected_bytes(host, way):
     get, bytes_, give = WAYS[way]
     a = host.start()
     a.ask("cu.context()")

@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers(host, tmp_path, sanitizer):
+def test_sanitizer_finds_no_error_in_the_driver(host, tmp_path, sanitizer):
     """Builds the driver with the sanitizer in the test's folder, and runs exercise.c, which calls it from three
     threads."""
     make = ["make", "-s", "-C", str(ROOT / "native" / "gpusim"), f"SANITIZE={sanitizer}", f"OBJ={tmp_path}/obj",

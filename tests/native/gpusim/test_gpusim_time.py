@@ -51,7 +51,7 @@ ORDER = {
 
 
 @pytest.mark.parametrize("case", ORDER)
-def test_order_of_streams(host, case):
+def test_kernels_in_several_streams_end_at_the_expected_time(host, case):
     kernels, expected = ORDER[case]
     a = host.start()
     a.ask("cu.context(); streams = {'a': cu.stream(), 'b': cu.stream(), 'n': cu.stream(1), 0: 0, 1: 1, 2: 2}")
@@ -119,7 +119,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
     log = host.log("--intervals", "--window", "100")
     serial = {p["pid"]: str(p["serial"]) for p in log["processes"]}
     # A kernel is preempted at the end of a time slice, so both processes get equal shares whatever the length of their
-    # kernels. A slice takes 1050 us, of which kernels run for 1000 us.
+    # kernels. A time slice takes 1050 us, of which kernels run for 1000 us.
     for window in log["windows"][:3]:
         for program in (a, b):
             assert window["shares"][serial[program.pid]] == pytest.approx(0.5 / 1.05, abs=0.006)

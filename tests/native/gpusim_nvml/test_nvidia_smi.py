@@ -73,7 +73,8 @@ def test_table_shows_each_gpu(smi):
         )
 
 
-# Columns: the fields of the query; their expected values for GPU 0 of the profile `mixed`; those for GPU 2.
+# Columns: the fields of the query; their expected values for GPU 0 of the profile `mixed`; their expected values for
+# GPU 2.
 FIELDS = {
     "index": ("0", "2"),
     "count": ("4", "4"),
@@ -258,7 +259,7 @@ def test_faults_are_shown(smi):
 
 
 @pytest.mark.parametrize("profile", sorted(path.stem for path in PROFILES.glob("*.profile")))
-def test_example_profiles(smi, profile):
+def test_nvidia_smi_shows_the_host_of_each_example_profile(smi, profile):
     """nvidia-smi must be able to show the host of each example profile. The memory of each GPU model is compared with
     NVIDIA's figure."""
     memory = {"t4x2": 15360, "v100x2": 16160, "a100-40": 40960, "a100-80x4": 81920, "h100": 81559, "h200": 143771}

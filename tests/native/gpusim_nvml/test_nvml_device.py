@@ -10,8 +10,8 @@ import pytest
 
 MIB = 1 << 20
 
-# Columns: the model; its name; its memory in MiB; its SMs; its compute capability; its PCI device; its brand; whether
-# it has ECC; its number of MIG instances; its power limit in W.
+# Keys: models. Values, all expected: name; memory in MiB; number of SMs; compute capability; PCI device; brand; whether
+# the model has ECC; maximum number of MIG instances; power limit in W.
 MODELS = {
     "T4": ("Tesla T4", 15360, 40, [7, 5], 0x1EB810DE, "NVML_BRAND_TESLA", True, 0, 70),
     "V100-16GB": ("Tesla V100-SXM2-16GB", 16160, 80, [7, 0], 0x1DB110DE, "NVML_BRAND_TESLA", True, 0, 300),
@@ -165,7 +165,7 @@ VERSIONS = [(0x02000028, 0), (0x01000028, 25), (0x02000030, 25), (0, 25)]
 
 
 @pytest.mark.parametrize(("version", "code"), VERSIONS)
-def test_memory_v2_checks_its_version(mixed, version, code):
+def test_memory_info_v2_checks_the_version_of_its_structure(mixed, version, code):
     setup = f"m = c_nvmlMemory_v2_t()\nm.version = {version}\nlib = ctypes.CDLL('libnvidia-ml.so.1')"
     assert mixed.nvml("lib.nvmlDeviceGetMemoryInfo_v2(gpu(0), ctypes.byref(m))", setup=setup) == [code]
 

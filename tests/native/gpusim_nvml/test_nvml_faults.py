@@ -27,7 +27,7 @@ def wait(timeout):
 
 print("watching", flush=True)
 """
-# Columns: the arguments of gpusimctl; the event that the waiting program gets: GPU, event type, data.
+# Columns: the arguments of gpusimctl; the expected event in the waiting program as [GPU, event type, data].
 EVENTS = [
     (["xid", "0", "79"], [0, XID, 79]),
     (["xid", "1", "31"], [1, XID, 31]),
@@ -123,7 +123,7 @@ def test_nvml_reports_a_driver_that_is_not_loaded(mixed):
     assert mixed.nvml("nvmlDeviceGetCount()") == [4]
 
 
-def test_no_profile_is_a_driver_that_is_not_loaded(mixed):
+def test_without_a_profile_nvml_reports_a_driver_that_is_not_loaded(mixed):
     mixed.profile.unlink()
     code = "import pynvml\ntry:\n    pynvml.nvmlInit()\nexcept pynvml.NVMLError as error:\n    print(error.value)"
     assert mixed.run(sys.executable, "-c", code).stdout == "9\n"

@@ -100,7 +100,7 @@ def a100(make_host):
 
 
 @pytest.mark.parametrize("model", PROFILES)
-def test_profiles_of_a_model(make_host, model):
+def test_each_model_has_its_mig_profiles(make_host, model):
     host = make_host(f"[gpu]\nmodel = {model}\n")
     assert host.nvml("profiles(gpu(0))", setup=SETUP) == [sorted([key, *row] for key, row in PROFILES[model].items())]
 
@@ -129,8 +129,8 @@ def test_mig_instance_that_does_not_fit_is_refused(a100, profiles, more):
     assert last == "NVML_ERROR_INSUFFICIENT_RESOURCES"
 
 
-# Columns: the profiles of which instances are created first; how many instances then still fit of the profiles 19, 20,
-# 15, 14, 9, 5 and 0.
+# Columns: the profiles of which instances are created first; expected: how many instances then still fit of the
+# profiles 19, 20, 15, 14, 9, 5 and 0.
 CAPACITY = [
     ([], [7, 1, 4, 3, 2, 1, 1]),
     ([19], [6, 1, 3, 3, 1, 1, 0]),
@@ -141,7 +141,7 @@ CAPACITY = [
 
 
 @pytest.mark.parametrize(("profiles", "expected"), CAPACITY, ids=[str(row[0]) for row in CAPACITY])
-def test_number_of_instances_that_still_fit(a100, profiles, expected):
+def test_nvml_reports_how_many_instances_still_fit(a100, profiles, expected):
     *_unused, left = a100.nvml(*[f"make({p})" for p in profiles], "left()", setup=SETUP)
     assert left == expected
 
@@ -157,7 +157,7 @@ def test_no_mig_instance_is_created_while_mig_is_off(make_host):
     assert host.nvml("make(19)", "left()", setup=SETUP) == ["NVML_ERROR_NOT_SUPPORTED", [0] * 7]
 
 
-def test_life_of_instances(a100):
+def test_instances_outlive_the_process_that_created_them(a100):
     """Each step runs in a new process, because instances belong to the GPU and not to the process that created them."""
     assert a100.nvml("make(9)", "make(14)", setup=SETUP) == [[4, 4], [2, 2]]
     assert a100.nvml("compute(instances(9)[0], 2)", setup=SETUP) == [[0, 0, 3]]

@@ -50,7 +50,7 @@ def host(make_host, busy_gpu):
     return host
 
 
-def test_processes_and_their_memory(host):
+def test_nvml_lists_processes_and_their_memory(host):
     lists = [
         "nvmlDeviceGetComputeRunningProcesses(gpu({}))",
         "nvmlDeviceGetComputeRunningProcesses_v2(gpu({}))",
@@ -101,7 +101,7 @@ def test_process_list_that_does_not_fit_returns_its_length(host):
         assert host.nvml(*calls, setup=setup) == [[7, 2], [7, 2], [0, 2], [0, 2]]
 
 
-def test_one_busy_process(host):
+def test_one_busy_process_shows_full_utilization(host):
     load = [
         "nvmlDeviceGetUtilizationRates(gpu(0))",
         "nvmlDeviceGetPowerUsage(gpu(0))",
@@ -137,7 +137,7 @@ def test_one_busy_process(host):
         assert host.nvml(*calls) == ["NVML_ERROR_NOT_FOUND", 1, 7, 3, "NVML_ERROR_NOT_FOUND"]
 
 
-def test_two_processes_share_and_each_sample_names_one(host):
+def test_two_processes_share_the_gpu_and_each_sample_names_one_of_them(host):
     with host.client(0, kernel_ms=-1) as first, host.client(0, kernel_ms=-1) as second:
         host.advance(20000)
         [samples, ring] = host.nvml(
@@ -165,7 +165,7 @@ def test_ended_short_kernel_has_no_sample(host):
 
 
 @needs_root
-def test_accounting_of_live_and_ended_processes(host):
+def test_accounting_covers_live_and_ended_processes(host):
     host.nvml("nvmlDeviceSetAccountingMode(gpu(0), 1)")
     stats = "nvmlDeviceGetAccountingStats(gpu(0), {})"
     with host.client(0, 3 * MIB, kernel_ms=500) as client:

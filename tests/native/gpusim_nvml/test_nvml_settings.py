@@ -34,7 +34,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("setter", "getter", "value"), SETTERS, ids=[f"{row[0]}" for row in SETTERS])
-def test_root_sets_for_every_process(mixed, setter, getter, value):
+def test_change_by_root_applies_to_every_process(mixed, setter, getter, value):
     before = mixed.nvml(getter)
     assert before != [value]
     assert mixed.nvml(setter, setup=AS_NOBODY) == ["NVML_ERROR_NO_PERMISSION"]

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-# Columns: the device nodes in a container; the GPUs that NVML shows there.
+# Columns: the device nodes in a container; expected: the GPUs that NVML shows there.
 NODES = [
     ("", []),
     ("nvidia0", [0]),
@@ -34,6 +34,6 @@ def test_device_nodes_decide_which_gpus_are_shown(make_host, nodes, shown):
 
 
 @pytest.mark.parametrize("value", ["", "0", "1", "-1", "GPU-none"])
-def test_cuda_visible_devices_is_not_for_nvml(mixed, value):
+def test_nvml_ignores_cuda_visible_devices(mixed, value):
     mixed.environment["CUDA_VISIBLE_DEVICES"] = value
     assert mixed.nvml("nvmlDeviceGetCount()") == [4]

@@ -92,8 +92,8 @@ def seen(host: Host, count: int = 1) -> list[Any]:
     return found
 
 
-# Columns: geometries that are applied one after another, each a dict from a MIG profile to the number of instances; for
-# each, the MIG devices that NVIDIA's binding must then read. None means that MIG is off.
+# Columns: geometries that are applied one after another, each a dict from a MIG profile to the number of instances;
+# expected: for each geometry, the MIG devices that NVIDIA's binding reads, or None if MIG is off.
 WAYS = [
     ([{"1g.5gb": 7}], [["1g.5gb"] * 7]),
     ([{"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}], [["3g.20gb"] * 2, ["1g.5gb", "1g.5gb", "3g.20gb"]]),

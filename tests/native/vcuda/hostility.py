@@ -50,7 +50,7 @@ EXACT_TESTS = (
     "test_unseen.py::test_without_the_library_an_unseen_context_exceeds_the_limit",
 )
 EXACT = "expects exact bytes, but this driver rounds sizes up to units of 2 MiB"
-# For each behaviour a dict. Its keys: the start of a test's name. Its values: why the test runs without this behaviour.
+# Keys: behaviours. Values: a dict from the start of a test's name to why the test runs without this behaviour.
 SPARED: dict[str, dict[str, str]] = {
     "rounding": dict.fromkeys(EXACT_TESTS, EXACT),
     "context-lock": {"test_blocked.py": "its programs deadlock under this behaviour, with and without the library"},

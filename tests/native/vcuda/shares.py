@@ -133,8 +133,8 @@ class Node:
         A program that waits for a CPU launches late and leaves the GPU idle, whatever its limit. So a round is usable
         if the function ``right`` accepts the shares or if no program waited long for a CPU.
 
-        A round with a share above ``most`` is usable too, because a container that waits for a CPU saves up at most 50
-        ms of GPU time, so the wait cannot raise its share further. If no round is usable, the test is skipped."""
+        A round with a share far above ``most`` is usable too: a container that waits for a CPU saves up at most 50 ms
+        of GPU time, so the wait alone cannot cause such a share. If no round is usable, the test is skipped."""
         for _round in range(ROUNDS):
             before = self.waited()
             found = self.shares(processes, seconds)

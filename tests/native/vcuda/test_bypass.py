@@ -25,8 +25,8 @@ from test_probe_finds import broken
 
 pytestmark = pytest.mark.slow
 
-# Keys: checks of the probe. Values: the expected verdict if LD_PRELOAD loads the library and variables name its files,
-# which the tenant can write. The verdict "open" means a known bypass that the library cannot prevent.
+# Keys: checks of the probe. Values: the expected verdict if LD_PRELOAD loads the library and variables name the
+# library's files, which the tenant can write. The verdict "open" means a known bypass that the library cannot prevent.
 WITHOUT_MOUNTS = {
     "bypass-path": "passed",
     "bypass-copy": "passed",
@@ -197,7 +197,7 @@ def test_open_bypasses_are_not_run_on_a_full_card(host: Host) -> None:
 
 
 @pytest.mark.parametrize("check", ["limit-exact", "bypass-path"])
-def test_together_accepts_only_open_bypasses(host: Host, check: str) -> None:
+def test_option_together_accepts_only_open_bypasses(host: Host, check: str) -> None:
     command = [PROBE, "--together", "--checks", check]
     done = subprocess.run(command, env=host.env(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr[:6]) == (64, "usage:")

@@ -58,8 +58,9 @@ def test_memory_in_use_elsewhere_stays_charged(host: Host) -> None:
 
 
 def test_without_the_library_every_check_is_violated(host: Host) -> None:
-    """The negative control: without the library, the driver grants memory beyond the slice in every check except ARRAY.
-    In that check the tiles of a sparse array keep their memory in use, so the driver refuses more memory."""
+    """The negative control: without the library, the driver grants more memory although the slice is full, in every
+    check except ARRAY. There the tiles of a sparse array keep their memory, so the last request is refused, but in
+    total the driver has granted more than the slice."""
     status, report = run(host, "--checks", ",".join(KEPT), preload=False)
     assert verdicts(report) == dict.fromkeys(KEPT, "violated"), report
     granted = [one["name"] for one in report["checks"] if "more were granted" in one["detail"]]

@@ -60,9 +60,9 @@ def test_kernels_beyond_the_table_size_are_charged_a_learned_cost(costs, count: 
     assert 20_000 <= mean <= 40_000 and most <= 40_000, (mean, most)
 
 
-# A segment whose end could not be recorded at once. Columns: predicted, measured and host time in ms; the charge in ms
-# if no other container used the GPU, and if another one may have used it. In the latter case at least 3/8 of the
-# measured time without the host time is charged.
+# Each row describes a segment (launches measured together) whose end could not be recorded at once. Columns: predicted,
+# measured and host time in ms; the charge in ms if no other container used the GPU, and if another one may have used
+# it. In the latter case at least 3/8 of the measured time without the host time is charged.
 GOES_ON = [(5, 5, 5, 5, 5), (2, 6, 7, 2, 2), (200, 250, 4000, 200, 200), (5, 50, 1, 49, 18.375), (5, 1, 0, 1, 1)]
 
 

@@ -162,7 +162,7 @@ def compare(host: Host, pointers: Path, **environment: str) -> tuple[int, int]:
     wrong = []
     for question, bare, hooked in zip(asked, *answers, strict=True):
         expected = bare.split()
-        for at in (1, 5):  # The line has objects' names at 1 and 5, each before its symbol's name.
+        for at in (1, 5):  # The words 1 and 5 of a line are names of objects, each followed by a symbol's name.
             if expected[at + 1] in HOOKED:
                 expected[at] = "libvgpu.so"
                 replaced += 1

@@ -69,8 +69,8 @@ def test_multicast_is_refused_on_a_card_without_it(host: Host) -> None:
 
 
 def test_managed_pool_without_a_device_is_refused(host: Host) -> None:
-    """The memory of such a pool may migrate to any GPU. The library could not know which slice to charge, so it refuses
-    the pool."""
+    """The memory of a managed pool without a device may migrate to any GPU. The library could not know which slice to
+    charge, so it refuses the pool."""
     puppet = host.puppet().start()
     for place in (NOWHERE, HOST_MEMORY):
         assert puppet.result(f"pool-of 10 {MANAGED} {place}") == NOT_SUPPORTED

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests graphs that allocate memory. The driver keeps a reserve for them, which the library charges, so that it counts
-against the limit. A trim (cuDeviceGraphMemTrim) releases the unused reserve, and with it the charge. Strings such as
-``launch-graph 30 0`` (launch the graph in register 30) are commands to programs/puppet.c."""
+"""Tests graphs that allocate memory. The driver keeps a reserve of memory for graphs. The library charges this reserve,
+so that it counts against the limit. A trim (cuDeviceGraphMemTrim) releases the unused reserve, and with it the charge.
+Strings such as ``launch-graph 30 0`` (launch the graph in register 30) are commands to programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from conftest import LIMIT, MIB, OK, OOM, Host, Puppet
 
 SIZE = 64 * MIB
-# Keys: cases. Values: puppet commands that create a graph in register 10. The memory's address is in register 20, or 11
-# if captured.
+# Keys: cases. Values: puppet commands that create a graph in register 10. The memory's address is in register 20, or in
+# register 11 if the allocation is captured.
 MADE = {
     "node": ("graph 10", f"graph-alloc 20 10 {SIZE} 0"),
     "general node": ("graph 10", f"graph-add 20 10 {SIZE} 0"),

@@ -45,8 +45,8 @@ def newer(host: Host, driver: Path, tmp_path: Path) -> Host:
 
 
 class Way(NamedTuple):
-    """How to call a newer function: the puppet commands before the call, the arguments of the call, and the puppet
-    commands after the call, which use the memory or release other references to it."""
+    """Describes how to call a newer function: the puppet commands before the call, the arguments of the call, and the
+    puppet commands after the call, which use the memory or release other references to it."""
 
     before: tuple
     arguments: str

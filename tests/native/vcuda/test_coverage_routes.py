@@ -26,7 +26,7 @@ LAZY = {"CUDA_MODULE_LOADING": "LAZY"}
 
 
 class Way(NamedTuple):
-    """How to call a function that allocates at least ``least`` bytes.
+    """Describes how to call a function that allocates at least ``least`` bytes.
 
     ``before`` and ``after`` are puppet commands around the call; the memory exists once ``after`` has run. Register 10
     gets the result; registers from 50 on contain structures.
@@ -192,7 +192,7 @@ def test_allocating_function_over_the_limit_is_refused(host: Host, name: str, ho
 
 @pytest.mark.parametrize("name", ALLOCATES)
 def test_without_the_library_the_function_exceeds_the_limit(host: Host, name: str) -> None:
-    """The negative control of the two tests above."""
+    """The negative control of the two tests above: without the library the function exceeds the limit."""
     way = ALLOCATES[name]
     puppet = host.puppet(preload=False, **way.environment).start()
     say(puppet, *way.before)

@@ -30,8 +30,8 @@ from test_coverage_graphs import say
 DRIVER = BUILD / "gpusim-550"
 OF_550 = PROFILE.replace("535.261.03", "550.163.01").replace("12.2", "12.4")
 RESOURCE, GROUPS, PART, DESCRIPTION = 200, 230, 240, 270
-# Registers of the first green context and of its CUDA context. The registers of further green contexts are these two
-# plus the same number.
+# Registers of the first green context and of its CUDA context. For a further green context, its number is added to
+# both.
 GREEN, CONTEXT = 280, 300
 
 

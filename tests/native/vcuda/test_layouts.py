@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C header vgpu_abi.h and the Python module abi/fields.py must describe the same layouts of the files
-that the programs share. abi/files.py must reject invalid files. The files are the limits file, the ledger (the record
-of a container's GPU memory), the tenant page (in which programs report their launches) and the GPU page, in which the
-arbiter, the node's service that gives containers turns, says whether they may launch now (the gate)."""
+"""The C header vgpu_abi.h and the Python module abi/fields.py must describe the same layouts of the files that the
+programs share. abi/files.py must reject invalid files. The files are the limits file, the ledger (the record of a
+container's GPU memory), the tenant page (in which programs report their launches) and the GPU page, in which the
+arbiter, the node's service that gives containers turns, says whether they may launch now (the gate), and regularly
+writes the time (the heartbeat)."""
 
 from __future__ import annotations
 

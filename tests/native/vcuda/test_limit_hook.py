@@ -298,7 +298,7 @@ def test_hook_reports_no_limit_that_the_driver_did_not_set(node: Node, group, ca
     if fault:
         node.ctl(*fault)
         if node.backend == "misc":
-            # With misc, reading back fails, because neither the group nor a group above it has a limit.
+            # With `misc`, reading back fails, because neither the group nor a group above it has a limit.
             said = "nvmlDeviceGetMemoryLimits_v1, called after the limit was set"
     done = node.run(node.container(group("c"), node.allocation("a", 5000)), enforce, **({"nvml": nvml} if nvml else {}))
     assert said in done.stderr
@@ -339,7 +339,7 @@ def test_second_container_with_the_same_slice_is_refused(node: Node, group) -> N
 
 
 def test_stale_limit_is_overwritten(node: Node, group) -> None:
-    """With the controller misc, a new group may inherit the limit of a removed group. So the hook must set "no limit"
+    """With the controller `misc`, a new group may inherit the limit of a removed group. So the hook must set "no limit"
     explicitly."""
     if node.backend != "misc":
         pytest.skip("with dmem a new group inherits no limit")

@@ -65,9 +65,9 @@ def watched(built: None) -> str:
     return f"{sanitizing.WATCHED}/loader_watch.so:{sanitizing.WATCHED}/libvgpu.so"
 
 
-# Keys: the argument of the program planted (loader_watch.c). With "dlopen" and "dlsym" it calls the function of this
-# name while it holds a lock. With "dropped" it releases the lock before the call, with "free" it takes no lock. Values:
-# whether loader_watch.so must abort the program.
+# Keys: the argument of the negative control, the program `planted` (loader_watch.c). With "dlopen" and "dlsym" it calls
+# the function of this name while it holds a lock. With "dropped" it releases the lock before the call, with "free" it
+# takes no lock. Values: whether loader_watch.so must abort the program.
 CALLS = {"dlopen": True, "dlsym": True, "dropped": False, "free": False}
 
 

@@ -303,7 +303,7 @@ def libraries(host: Host, nvml: str) -> dict:
 
 
 @pytest.mark.parametrize("nvml", ["is missing", "shows no processes"])
-def test_contexts_are_measured_if_nvml(host: Host, nvml: str) -> None:
+def test_contexts_are_measured_without_the_process_list_of_nvml(host: Host, nvml: str) -> None:
     environment = libraries(host, nvml)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", 100 * MIB)

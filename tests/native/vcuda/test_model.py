@@ -288,8 +288,8 @@ def test_shares_below_a_full_gpu_are_limits(model) -> None:
 
 
 # --- policy and priority ---------------------------------------------------------------------------------------------
-# With the policy default a share limits a tenant only next to other tenants, with force always, with disable never.
-# Columns of RULE: the settings of each tenant; the expected range of GPU percent that each tenant gets.
+# With the policy `default` a share limits a tenant only next to other tenants, with `force` always, with `disable`
+# never. Columns of RULE: the settings of each tenant; the expected range of GPU percent that each tenant gets.
 
 ALL, LIMIT, HALF, REST = (97, 101), (27, 31), (46, 51), (60, 72)
 # Expected range for a limited tenant next to a tenant without a limit. The GPU's time slices double the duration of

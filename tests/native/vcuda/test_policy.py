@@ -94,8 +94,8 @@ TABLE = [
     (None, {SM: "40", SM_0: "0"}, {"control": ON, "sm0": 0, "sm1": 40}),
     (None, {SM: "40", SM_0: "60"}, {"control": ON, "sm0": 60, "sm1": 40}),
     (None, {SM: "0"}, {"control": OFF, "sm0": 0, "sm1": 0}),
-    # --- policy: the SM limit applies never (disable), next to other containers (default) or always (force); a variable
-    # only moves the policy towards force
+    # --- policy: the SM limit applies never (`disable`), next to other containers (`default`) or always (`force`); a
+    # variable only moves the policy towards `force`
     *[
         ({"core_policy": file}, {POLICY: variable}, {"policy": holds})
         for file, variable, holds in [

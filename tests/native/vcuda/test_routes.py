@@ -114,7 +114,7 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     replaced = 0
     for question, bare, hooked in zip(asked, answers[False], answers[True]):
         expected = bare.split()
-        for at in (1, 5):  # The line has objects' names at 1 and 5, each before its symbol's name.
+        for at in (1, 5):  # The words 1 and 5 of a line are names of objects, each followed by a symbol's name.
             if expected[at + 1] in ours:
                 expected[at] = "libvgpu.so"
                 replaced += 1

@@ -179,7 +179,8 @@ def test_idle_or_lone_tenant_accumulates_no_credit(library, alone: int) -> None:
 
 
 def test_kernel_that_outlasts_the_drain_is_charged_in_full(library) -> None:
-    """The arbiter waits only 25 ms for the end of a kernel of 100 ms, but charges the whole kernel to the tenant."""
+    """The arbiter waits at most 25 ms until queued work has ended (the drain). A kernel of 100 ms is still charged in
+    full."""
     node = Node(library, 50, 50)
     node.run(200, 0, 1)
     node.until_turn(0, 0, 1)

@@ -176,7 +176,7 @@ def test_share_lowered_by_the_environment_holds_next_to_a_neighbour(node: Node, 
     ("priority", "env", "unlimited"),
     [(0, {}, True), (1, {}, False), (0, {"CUDA_TASK_PRIORITY": "1"}, False), (1, {"CUDA_TASK_PRIORITY": "0"}, False)],
 )
-def test_high_priority_by_file_and_environment(node: Node, priority: int, env: dict, unlimited: bool) -> None:
+def test_file_and_environment_set_the_priority(node: Node, priority: int, env: dict, unlimited: bool) -> None:
     containers = [Container(node, name, 20, priority=priority) for name in ("left", "right")]
     node.arbiter()
     processes = [container.start(us=100, **env) for container in containers]
@@ -293,8 +293,8 @@ def test_arbiter_notices_new_allocations(node: Node) -> None:
 
 
 def test_forged_tenant_page_harms_no_other_tenant(node: Node) -> None:
-    """Programs report their launches to the arbiter in a tenant page. Three tenants forge it: with garbage, as an empty
-    file, and with a claim to the GPU forever.
+    """Programs report their launches to the arbiter in a tenant page. Three tenants forge their page: with garbage, as
+    an empty file, and with an endless request for the GPU.
     """
     liars = [Container(node, f"liar{i}", 10) for i in range(3)]
     honest = Container(node, "honest", 60)

@@ -104,7 +104,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def disturb(box: SimpleNamespace) -> None:
-    """Changes the state as a test file may leave it: with pods, with programs started by other arguments, without a
+    """Changes the state as a test file may leave it: with pods, with programs started with other arguments, without a
     folder."""
     box.api.pods = ["a", "b"]
     box.node.plugin.command = ["other"]
@@ -156,5 +156,5 @@ def test_test_files_are_sorted_by_runtime_only() -> None:
 
 
 @pytest.mark.parametrize("folder", ["e2e", "e2e_scheduler"])
-def test_no_test_file_is_named_to_run_last(folder: str) -> None:
+def test_no_test_file_has_a_name_that_makes_it_run_last(folder: str) -> None:
     assert [one.name for one in (E2E.parent / folder).glob("test_z*.py")] == []

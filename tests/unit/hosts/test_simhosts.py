@@ -28,7 +28,7 @@ BOOKWORM = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
         ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', ["main", "restricted", "universe", "multiverse"]),
     ],
 )
-def test_apt_components_by_distribution(os_release: str, components: list[str]) -> None:
+def test_apt_components_depend_on_the_distribution(os_release: str, components: list[str]) -> None:
     assert sources.distribution(os_release).components == components
 
 
@@ -77,7 +77,7 @@ def test_another_debian_release_uses_the_same_mirrors_and_keys() -> None:
     assert [(one.uri, one.signed_by) for one in moved] == [(one.uri, one.signed_by) for one in OWN]
 
 
-# columns: text of the machine's /etc/os-release, requested release
+# columns: text of the machine's /etc/os-release, requested release, which is unsupported on this machine
 @pytest.mark.parametrize(
     ("os_release", "release"),
     [(BOOKWORM, "sid"), ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie")],
@@ -185,7 +185,7 @@ def test_sources_are_listed_once_and_in_order() -> None:
         ("a.list", "deb http://x y z\n", 9, None),
     ],
 )
-def test_keyring_of_a_source(tmp_path: Path, name: str, text: str, entry: int, key: str | None) -> None:
+def test_keyring_of_a_source_is_found(tmp_path: Path, name: str, text: str, entry: int, key: str | None) -> None:
     (tmp_path / name).write_text(text)
     assert sources.signed_by(f"{tmp_path / name}:{entry}") == key
 
@@ -213,7 +213,7 @@ Dir::Cache "var/cache/apt";"""
         ("# [gpu]\n[gpu]\nminor = 5\n[gpu]\nminor = 7\n", [5, 7]),
     ],
 )
-def test_minor_numbers_of_the_gpus_of_a_profile(profile: str, minors: list[int]) -> None:
+def test_gpus_of_a_profile_have_these_minor_numbers(profile: str, minors: list[int]) -> None:
     assert hardware.minors(profile) == minors
 
 

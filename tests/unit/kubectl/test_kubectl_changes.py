@@ -116,8 +116,8 @@ def exported() -> str:
     return metrics.text(status, [use])
 
 
-# A double of kubectl. It records its arguments and answers from a file. If a call has no answer in the file, it fails
-# with the error "Forbidden".
+# This double (test replacement) of kubectl records its arguments and answers from a file. A call without an answer in
+# the file fails with the error "Forbidden".
 KUBECTL = """#!{python}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -202,7 +202,7 @@ def test_slices_are_listed_with_their_pods(kubectl, capsys):
     assert list(found["unread"]) == ["parts"]
 
 
-def test_table_of_slices(kubectl, capsys):
+def test_slices_are_printed_as_a_table(kubectl, capsys):
     status, text = said(capsys, "slices")
     lines = text.splitlines()
     assert status == 0 and lines[0].split() == ["NODE", "GPU", "SLICE", "MiB", "CORES", "%", "STATE"]
@@ -222,8 +222,8 @@ def test_lines_that_are_not_metrics_are_ignored():
 
 
 def resized(text: str) -> list[dict]:
-    """Returns the pod as three reads find it: before the resize, after the scheduler's grant, and after the node has
-    applied the grant.
+    """Returns the pod as three reads find it: before the resize, after the scheduler's grant (its consent), and after
+    the node has applied the grant.
     """
     given = {"resize": text, "resized": text}
     return [
@@ -266,7 +266,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("found", "container", "memory", "cores", "text"), REQUESTS)
-def test_request_annotation_of_a_resize(found, container, memory, cores, text):
+def test_resize_has_this_request_annotation(found, container, memory, cores, text):
     assert changes.request(found, container, memory, cores) == text
 
 
@@ -362,7 +362,7 @@ DRAINED = [
 
 
 @pytest.mark.parametrize(("before", "uuid", "away", "after"), DRAINED)
-def test_drain_annotation_of_a_node(before, uuid, away, after):
+def test_drain_changes_the_gpu_list_in_the_node_annotation(before, uuid, away, after):
     node = {"metadata": {"annotations": {"vgpu.fleet/drained-gpus": before}}}
     assert changes.drained(node, uuid, away) == after
 

@@ -98,8 +98,8 @@ EVENTS = [
     {"reason": "GpusNotFree", "message": "newer", "eventTime": "2026-11-24T04:00:00.5Z"},
     {"reason": "Odd"},
 ]
-# A double of kubectl. It records its arguments and answers from a file. If a call has no answer in the file, it fails
-# with the error "Forbidden".
+# This double (test replacement) of kubectl records its arguments and answers from a file. A call without an answer in
+# the file fails with the error "Forbidden".
 KUBECTL = """#!{python}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -161,8 +161,8 @@ def test_nodes_are_listed_with_their_gpu_resources(kubectl, capsys):
 
 
 CARDS = {
-    # columns: GPU; expected: whether it is healthy, planned MiB, planned cores, planned slots, (pod, planned MiB) of
-    # each pod on it
+    # columns: GPU; expected: whether it is healthy, planned MiB, planned cores, planned slots (places for containers),
+    # (pod, planned MiB) of each pod on it
     A: (True, 8000, 50, 2, [("ml/phases", 5000), ("ml/train", 3000)]),
     B: (False, 1500, 5, 2, [("ml/moved", 500), ("ml/train", 1000)]),
 }
@@ -203,7 +203,7 @@ def test_pods_are_listed_with_their_gpus(kubectl, capsys, words):
     assert found["equal-1"]["resources"] == {"nvidia.com/gpu": 2}
 
 
-def test_pods_without_the_right_to_read_nodes(kubectl, capsys, tmp_path):
+def test_pods_are_listed_without_the_right_to_read_nodes(kubectl, capsys, tmp_path):
     answers = json.loads((tmp_path / "answers.json").read_text())
     del answers["get nodes"]
     (tmp_path / "answers.json").write_text(json.dumps(answers))
@@ -228,7 +228,7 @@ def test_why_explains_a_pod(kubectl, capsys, name, said):
         assert out.index("newer") < out.index("older") < out.index("Odd")
 
 
-def test_promised_and_maximum_memory_of_a_bursting_pod():
+def test_bursting_pod_shows_promised_and_maximum_memory():
     plan_ = json.loads(plan(("main", "app", [[A, 2000, 30], [B, 1000, 0]])))
     plan_["containers"][0]["burst"] = [6000, 0]
     one = pod(
@@ -452,7 +452,7 @@ def test_claims_are_not_queried_in_a_cluster_without_claims(kubectl, capsys):
 
 
 NO_DEVICE = "0/2 nodes are available: 2 cannot allocate all claims."
-# columns: the claim's requests (None: the claim does not exist), whether the waiting pod is shown
+# columns: the claim's requests (None: the claim does not exist); expected: whether the waiting pod is shown
 WAITING = [
     (of_class("vgpu"), True),
     (of_class("vgpu-mig"), True),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures that build a node in a folder for tests of the device plugin. GPUs, mounts and time are doubles; files,
-sockets and gRPC are real.
+"""Fixtures that build a node in a folder for tests of the device plugin. GPUs, mounts and time are doubles (test
+replacements); files, sockets and gRPC are real.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_object_of_the_operator_has_the_same_rules():
 
 
 @pytest.mark.parametrize("one", tool.ALERTS, ids=lambda one: one.name or one.expr[:40])
-def test_row_of_the_table(one):
+def test_every_row_uses_existing_metrics(one):
     """Every row of the table, also a row that records a value instead of an alert, uses only existing metrics."""
     names = set(re.findall(r"vgpu_[a-z_]+", one.expr))
     assert names and names <= {*metrics.TYPES, *OF_SCHEDULER}

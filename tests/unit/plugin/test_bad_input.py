@@ -130,7 +130,7 @@ def test_allocate_fails_while_the_driver_does_not_find_the_gpu(node, kubelet, da
     assert (fault.value.code().name, "is unhealthy" in fault.value.details()) == ("UNAVAILABLE", True)
 
 
-def test_invalid_grpc_message(node, stub):
+def test_invalid_grpc_message_gets_an_error_status(node, stub):
     with grpc.insecure_channel(f"unix:{node.paths.endpoint(RESOURCE)}") as channel:
         call = channel.unary_unary("/v1beta1.DevicePlugin/Allocate")
         with pytest.raises(grpc.RpcError) as fault:
@@ -200,7 +200,7 @@ def test_plugin_waits_for_a_kubelet_behind_the_socket(node, running, capsys, mon
 
 
 @pytest.mark.parametrize("what", ["a folder", "not UTF-8", "empty", "a number", "a list", "endless nesting"])
-def test_invalid_configuration_file(node, what):
+def test_invalid_configuration_file_is_named_in_the_error(node, what):
     path = node.paths.config
     contents = {
         "not UTF-8": b'{"version": "\xff"}',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the kubelet double of the other tests behaves as a real kubelet, so that a faulty device plugin fails with
-it.
+"""Tests that the kubelet double (test replacement) of the other tests behaves as a real kubelet, so that a faulty
+device plugin fails with it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_invalid_registrations_are_refused(kubelet, plugin, monkeypatch, change,
     assert kubelet.state()["resources"] == {}
 
 
-def test_calls_of_a_pod_in_order(kubelet, plugin):
+def test_calls_for_a_pod_come_in_order(kubelet, plugin):
     registered(kubelet, plugin)
     assert kubelet.run_pod("p", resource=RESOURCE)["ids"] == ["c"]
     assert plugin.calls == [("prefer", ["a", "b", "c"]), ("allocate", ["c"]), ("prestart", ["c"])]
@@ -142,7 +142,7 @@ def test_init_container_shares_the_devices(kubelet, plugin):
     assert [one[0] for one in plugin.calls] == ["prefer", "allocate", "allocate", "prestart", "prestart"]
 
 
-def test_refused_pod_and_missing_devices(kubelet, plugin):
+def test_pod_without_devices_waits_and_refused_pod_fails(kubelet, plugin):
     registered(kubelet, plugin)
     with pytest.raises(PodError, match=r"1 Insufficient example.com/thing \(3 free\)") as pending:
         kubelet.run_pod("p", resource=RESOURCE, count=4)

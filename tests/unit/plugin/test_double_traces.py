@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the kubelet double behaves as a real kubelet: it runs the scenario that was recorded with a real kubelet
-(tests/e2e), and both traces must be equal.
+"""Tests that the kubelet double (test replacement) behaves as a real kubelet: it runs the scenario that was recorded
+with a real kubelet (tests/e2e), and both traces must be equal.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_two_slices_of_one_gpu_are_refused_without_the_option(kubelet, start):
         kubelet.run_pod("one", count=2)
 
 
-def test_restarts_of_container_and_program(node, kubelet, start, capsys):
+def test_pods_keep_their_gpus_after_restarts(node, kubelet, start, capsys):
     one, thread = start(legacyPreferred=True)
     pods = [kubelet.run_pod(f"p{n}") for n in range(3)]
     before, held = [gpu(pod) for pod in pods], given(node, capsys)
@@ -141,7 +141,7 @@ def test_init_container_shares_its_pods_slice(node, kubelet, start, capsys):
     assert (len(held), len(set(held))) == (3, 2)
 
 
-def test_reused_ids_on_a_full_node(kubelet, start):
+def test_reused_id_counts_as_free_on_a_full_node(kubelet, start):
     """Pods end and start faster than the plugin removes their records. An id that the kubelet allocates again must
     still count as free.
     """
@@ -153,7 +153,7 @@ def test_reused_ids_on_a_full_node(kubelet, start):
         kubelet.run_pod(f"q{n}")
 
 
-def test_lease_next_to_substituted_slices(node, kubelet, start, capsys):
+def test_lease_and_pods_use_different_slices(node, kubelet, start, capsys):
     start(legacyPreferred=True)
     for n in range(3):
         kubelet.run_pod(f"p{n}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that PreStartContainer refuses a pod that mounts a volume over the files by which this project limits
 containers. The tests run the whole program with doubles of the API server and the kubelet. tests/doubles/mount_cases.py
-has the full table of paths; here are a few.
+has the full table of paths; this file tests a few of them.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ METHODS = {
     ("module", "package", "messages"),
     [(deviceplugin_pb2, "v1beta1", DEVICE_PLUGIN), (podresources_pb2, "v1", POD_RESOURCES)],
 )
-def test_messages_and_field_numbers(module, package, messages):
+def test_messages_have_the_published_field_numbers(module, package, messages):
     assert module.DESCRIPTOR.package == package
     found = {
         name: {field.name: field.number for field in message.fields}
@@ -72,7 +72,7 @@ def test_messages_and_field_numbers(module, package, messages):
     assert found == messages
 
 
-def test_services_and_methods():
+def test_services_have_the_published_methods():
     found = {}
     for module in (deviceplugin_pb2, podresources_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():

@@ -46,7 +46,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_configuration_damaged_at_run_time(node, daemon, capsys, how):
+def test_configuration_damaged_at_run_time_is_reported(node, daemon, capsys, how):
     path = node.paths.config
     until(lambda: warnings(node, capsys) == [], "a plugin without warnings")
     text = path.read_bytes()

@@ -90,7 +90,7 @@ def samples(text: str) -> dict[str, list]:
     return found
 
 
-def test_metrics_of_a_container(node, kubelet, daemon, capsys):
+def test_container_has_these_metrics(node, kubelet, daemon, capsys):
     pod = kubelet.run_pod("train", namespace="ml", ids=[f"{node.gpus[1].uuid}::2"])
     descriptor = tenant(pod, 1000 * MIB, 200 * MIB, 2_500_000_000)
     found = samples(vgpuctl(node, capsys, "metrics"))
@@ -299,7 +299,7 @@ def test_vgpuctl_shows_usage_slices_and_explanations(node, kubelet, daemon, caps
 
 
 @pytest.mark.parametrize(("then", "seconds", "got"), [(4.0, 2.0, "25"), (None, 2.0, "-"), (9.0, 2.0, "0")])
-def test_granted_compute_share(then, seconds, got):
+def test_top_shows_the_granted_compute_share(then, seconds, got):
     usage = {
         "pod": "",
         "kind": "lease",
@@ -367,7 +367,7 @@ LABELS = [
 
 
 @pytest.mark.parametrize(("config", "wanted"), LABELS)
-def test_labels_of_gpus(config, wanted):
+def test_node_labels_describe_the_gpus(config, wanted):
     found = labelled(gpus("T4", "T4"), config)
     assert {name: found.get(name) for name in wanted} == wanted
     assert "mig.strategy" not in found
@@ -401,7 +401,7 @@ def with_mig(gpu, *profiles):
     return dataclasses.replace(gpu, mig_enabled=True, mig=devices)
 
 
-def test_labels_of_mig_devices():
+def test_node_labels_describe_mig_devices():
     cards = gpus("A100-80GB", "A100-80GB")
     mixed = [with_mig(cards[0], "1g.10gb", "1g.10gb", "2g.20gb"), cards[1]]
     driver = Driver("535.1", (12, 2), {gpu.uuid: (8, 0) for gpu in cards})

@@ -112,7 +112,7 @@ def test_running_bind_is_not_cleaned_up():
                 server.during_read = begins
             await cluster.clear_up()
             assert extender.ledger.held("uid-a") is not None and "uid-a" in extender.uncertain, moment
-        # Control: if no bind is under way, a pod that was never bound loses its reservation.
+        # For comparison: if no bind is under way, a pod that was never bound loses its reservation.
         extender.posting.clear()
         server.during_read = None
         await cluster.clear_up()

@@ -60,7 +60,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("made", "cards", "expected"), COUNTS)
-def test_quota_amounts_of_a_pod(made, cards, expected):
+def test_pod_counts_with_these_quota_amounts(made, cards, expected):
     assert tuple(least(read_pod(made), cards)) == expected
 
 

@@ -285,7 +285,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "held"), FAULTS)
-def test_failed_write_of_a_grant(fault, held):
+def test_refused_grant_frees_memory_and_unanswered_grant_keeps_it(fault, held):
     """If the API server refuses the write, the memory is freed. If there is no response, the write may have succeeded,
     so the memory stays reserved as long as a request may live.
     """

@@ -83,7 +83,7 @@ REVIEWS = [
 
 
 @pytest.mark.parametrize(("limits", "spec", "settings", "allowed"), REVIEWS)
-def test_admission_by_runtime_class(limits, spec, settings, allowed):
+def test_admission_depends_on_the_runtime_class(limits, spec, settings, allowed):
     request = wire.AdmissionRequest("7", "CREATE", "default", made_pod(limits, **spec))
     response = webhook.mutate(request, webhook.Settings(**settings), classes=of())
     assert response["allowed"] is allowed

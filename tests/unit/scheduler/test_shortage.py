@@ -230,7 +230,7 @@ NOT = ["never", "quota", "no-leader", "no-lower", "helped", "bound"]
 
 
 @pytest.mark.parametrize("why", NOT)
-def test_cases_without_eviction(why):
+def test_no_pod_is_evicted_in_these_cases(why):
     @on_stage
     async def go(stage):
         stage.node("n")

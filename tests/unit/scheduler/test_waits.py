@@ -93,7 +93,7 @@ def test_event_names_what_would_help(asked, words):
     story(go)
 
 
-def test_frequency_of_events():
+def test_events_are_rare_while_their_reasons_stay_equal():
     """The first event comes at once. An event with new reasons follows after a minute, events with equal reasons are
     rare, and a deleted pod gets none.
     """

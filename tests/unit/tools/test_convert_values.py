@@ -452,7 +452,7 @@ def test_environment_variables_of_a_pod_are_not_converted(name, words):
     assert words in found.notes[0].text
 
 
-# columns: a resource name of a pod's limits, whether it causes a note on slice sizes
+# columns: a resource name of a pod's limits; expected: whether the name causes a note on slice sizes
 ASKED = [
     ("nvidia.com/gpu", False),
     ("nvidia.com/gpu.shared", False),

@@ -46,7 +46,7 @@ FOUND = [
 ]
 
 
-def test_there_are_messages() -> None:
+def test_failure_messages_are_found() -> None:
     assert len(FOUND) > 15, FOUND
 
 
@@ -67,5 +67,5 @@ def test_a_failure_message_is_a_text(path: str, message: Any) -> None:
         ("{{ host }}: {{ faults | join('\n') }}", True),
     ],
 )
-def test_the_check_itself(message: Any, text: bool) -> None:
+def test_lists_are_not_accepted_as_texts(message: Any, text: bool) -> None:
     assert is_text(message) is text

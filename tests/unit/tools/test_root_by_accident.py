@@ -71,7 +71,7 @@ def test_no_predictable_name_in_a_shared_folder() -> None:
     assert found == []
 
 
-# columns: line of a source file; whether it uses a predictable name
+# columns: line of a source file; expected: whether it uses a predictable name
 @pytest.mark.parametrize(
     ("line", "is_one"),
     [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the annotations by which ``kubectl vgpu`` requests a new size for a running pod, and drains a GPU so that it
-gets no more pods. It sends nothing itself.
+gets no more pods. This module sends nothing.
 
 The annotation of a pod requests its new size, which the scheduler grants. The annotation of a node lists its drained
 GPUs, which the node's device plugin reads.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the GPUs of nodes whose pods use claims (Dynamic Resource Allocation), and each claim's shares of them, in
-ResourceSlices and ResourceClaims that the caller has read.
+"""Finds the GPUs of nodes whose pods use claims (Dynamic Resource Allocation), and the shares (parts of GPUs) that each
+claim holds. The caller has read the ResourceSlices and ResourceClaims that contain both.
 
-Pods with the same claim use the same share, so it is counted once.
+Pods with the same claim use the same share, so a share is counted once for each claim.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Claims:
-    """What was found. ``gpus``: node → its GPUs; ``shares``: what claims hold of them; ``there``: ``namespace/name`` of
-    all claims; ``waiting``: those of our claims that have no device yet.
+    """What was found. ``gpus``: node → its GPUs; ``shares``: the parts of GPUs that claims hold; ``there``:
+    ``namespace/name`` of all claims; ``waiting``: those of our claims that have no device yet.
     """
 
     gpus: Mapping[str, tuple[NodeGpu, ...]] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Claims:
         return [one for one in self.shares if key in one.pods]
 
     def waits(self, pod: Object) -> bool:
-        """Whether a claim of the pod has no device yet. The claim may be one that the pod names, directly or by a
-        template, or one that our scheduler will create.
+        """Returns whether a claim of the pod has no device yet. The claim may be one that the pod names, directly or by
+        a template, or one that our scheduler will create.
         """
         meta = pod.get("metadata") or {}
         place, ours = meta.get("namespace") or "default", (meta.get("labels") or {}).get(LABEL) == WANTED
@@ -94,7 +94,7 @@ def _key(claim: Object) -> str:
 
 
 def _ours(claim: Object) -> bool:
-    """Whether a request of the claim, or an alternative in a request, uses one of our DeviceClasses."""
+    """Returns whether a request of the claim, or an alternative in a request, uses one of our DeviceClasses."""
     requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
     kinds = [kind for one in requests for kind in (one.get("exactly") or {}, *(one.get("firstAvailable") or ()))]
     return any(kind.get("deviceClassName") in CLASSES for kind in kinds)

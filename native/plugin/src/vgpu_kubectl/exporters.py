@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds rows about slices (parts of GPUs) and their containers from the metrics that the nodes' exporters report; the
-caller has read these texts.
+"""Builds rows about slices (parts of GPUs) and their containers from the metrics that the nodes' exporters report. The
+caller has read these metrics, which are texts.
 
 An exporter knows two things that no API object contains: which GPU a container has if all slices are equal, and how
 much memory the container uses.

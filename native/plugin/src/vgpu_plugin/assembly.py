@@ -216,7 +216,8 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
 
 
 def _kept(setup: Setup) -> tuple[RecordStore, AllocationFiles]:
-    """Loads the records and files of allocations that were created before this program started."""
+    """Loads the records and files of allocations (slices of containers) that were created before this program
+    started."""
     records = RecordStore(setup.paths.records)
     records.load()
     files = AllocationFiles(setup.paths.allocations, setup.mounter)

@@ -121,8 +121,8 @@ class Daemon:
         parts.static_slices.refresh()
         parts.leases.restore()
         parts.resizer.restore()
-        # The files of existing allocations are restored as early as possible, because after a boot an engine may
-        # restart containers at any time.
+        # The files of existing allocations (slices of containers) are restored as early as possible, because after a
+        # boot an engine may restart containers at any time.
         self._attempt(parts.repair.poll)
         servers = self._servers(parts)
         if parts.labeller is not None:

@@ -138,7 +138,8 @@ def remove(given: argparse.Namespace) -> list[str]:
     """Removes the library and the folders of vgpu.fleet from the host.
 
     The process first makes the host's root folder its own (chroot), for two reasons. In the pod's own root, a link such
-    as /var/run would point to a folder of the pod. And there these folders are mount points, which cannot be removed.
+    as /var/run would point to a folder of the pod. Also, these folders are mount points in the pod's root, and a mount
+    point cannot be removed.
     """
     if given.host_root != "/":
         os.chroot(given.host_root)

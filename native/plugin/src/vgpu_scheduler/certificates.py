@@ -90,7 +90,7 @@ def _good(old: Certificates, names: Sequence[str], now: datetime) -> bool:
 
 
 def _fresh(pem: bytes, now: datetime) -> bool:
-    """Whether at least a third of the certificate's validity is left."""
+    """Returns whether at least a third of the certificate's validity is left."""
     certificate = _load(pem)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return begin <= now and end - now > (end - begin) / 3

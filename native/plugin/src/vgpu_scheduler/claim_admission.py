@@ -32,8 +32,8 @@ VARIABLE = "scheduler_claims"
 
 
 def unavailable(wanted: bool, first: bool) -> list[Finding]:
-    """Returns an error if no pod can get claims in this review. ``wanted``: whether this scheduler is configured to
-    create claims; ``first``: whether this is the mutating review, which may change the pod.
+    """Returns an error if no pod can get claims in this review, else an empty list. ``wanted``: whether this scheduler
+    is configured to create claims; ``first``: whether this is the mutating review, which may change the pod.
     """
     where = f'metadata.labels["{ALLOCATION}"]'
     if not wanted:

@@ -19,8 +19,8 @@ MAX_TRIED = 500
 def explain(
     pod: dict[str, Any], ledger: Ledger, config: Config, quotas: Quotas | None = None, untried: str = ""
 ) -> list[str]:
-    """Returns lines for a person. ``untried``: why pods with this pod's container runtime get no slices, empty if they
-    do.
+    """Returns lines for a person. ``untried``: why pods with this pod's container runtime get no slices; empty if
+    they get slices.
     """
     metadata = pod.get("metadata") or {}
     key = f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"

@@ -105,7 +105,7 @@ class Extender:
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
         if not fits:
             # The event on the pod is composed later from the ledger, which does not know what is reserved for a
-            # preemption and would report that there is room. So that reason is passed on here.
+            # preemption and would report that there is room. So the reason KEPT is passed on here.
             self._waits(args, ask, KEPT if answer.fits else "")
             self._short(args, ask, [name for name in answer.failed if name not in kept])
         return wire.FilterResult(fits, failed, answer.never)

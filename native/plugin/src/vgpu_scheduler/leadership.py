@@ -95,11 +95,11 @@ class Leadership:
         return ""
 
     def writes(self) -> bool:
-        """Whether this replica may restore plans now."""
+        """Returns whether this replica may restore plans now."""
         return not self._path or (self.leads and self._now() + TIMEOUT <= self._until)
 
     def since(self) -> float:
-        """Returns when this replica became the holder. Lists of pods from before that time are too old for writing."""
+        """Returns when this replica became the holder. It restores no plan by a list of pods from before then."""
         return self._since
 
     async def run(self) -> None:

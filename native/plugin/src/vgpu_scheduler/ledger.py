@@ -71,8 +71,8 @@ class Answer(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """A pod whose entry in the ledger (``found``) differs from its plan (``expected``). The value is empty on a side
-    where the pod holds nothing.
+    """A pod whose entry in the ledger (``found``) differs from its plan (``expected``). Each is empty if the pod holds
+    nothing according to it.
     """
 
     uid: str
@@ -92,7 +92,7 @@ class Ledger:
         self._pods_of: dict[str, set[str]] = {}
         # Namespace → MiB and percent of compute that its pods hold.
         self._spaces: dict[str, list[int]] = {}
-        # Kind of GPU → number of such GPUs.
+        # Kind of GPU (its memory and equal slice) → number of such GPUs.
         self._cards: Counter[Card] = Counter()
         # (number of GPUs, MiB of the largest GPU) → number of such nodes.
         self._shapes: Counter[tuple[int, int]] = Counter()
@@ -254,7 +254,7 @@ class Ledger:
 
     @property
     def cards(self) -> Collection[Card]:
-        """Returns the kinds of GPUs in the cluster."""
+        """Returns the kinds of GPUs in the cluster, each once."""
         return [card for card, count in self._cards.items() if count]
 
     @property

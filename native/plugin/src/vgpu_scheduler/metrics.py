@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vgpu_plugin.admin import process
 from vgpu_plugin.admin.exposition import Exposition
 
-if TYPE_CHECKING:  # These are imported for annotations only, because at run time they need more packages.
+if TYPE_CHECKING:  # Only annotations need these classes, and their modules import more packages.
     from .cluster import Cluster
     from .extender import Extender
     from .leadership import Leadership

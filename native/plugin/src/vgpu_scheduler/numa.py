@@ -45,9 +45,10 @@ def nodes_of(view: View, rows: np.ndarray) -> Iterator[int]:
 
 
 def one_node(view: View, ok: np.ndarray, ask: Ask, key: np.ndarray | None = None) -> np.ndarray:
-    """Restricts the GPUs in the mask ``ok`` (rows, columns) to one NUMA node. This concerns the rows that require it
-    or, if the pod requests it, all rows. Of the NUMA nodes that have enough GPUs for the container, the function picks
-    the one with the lowest sum of their ``key``. If no NUMA node has enough GPUs, no GPU of the row is left.
+    """Restricts the GPUs in the mask ``ok`` (rows, columns) to one NUMA node, in the rows that require one NUMA node
+    or, if the pod requests one, in all rows. Of the NUMA nodes that have enough GPUs for the container, the function
+    picks the one where the needed GPUs have the lowest sum of ``key``. If no NUMA node has enough GPUs, no GPU of
+    the row is left.
     """
     gpus = ask.gpus
     rows = aligns(view, NONE if ask.one_numa else OF_CONTAINER) if gpus > 1 else np.zeros(len(ok), bool)

@@ -162,8 +162,8 @@ class PodClaims:
         }
         where = f"ResourceClaim {meta.namespace}/{name}"
         try:
-            # An API server without the fields of shares would store a claim for more than the pod requested, and the
-            # kube-scheduler might use it at once. So a dry run first shows what would be stored.
+            # An API server without the fields for parts of devices would store a claim for more than the pod requested,
+            # and the kube-scheduler might use that claim at once. So a dry run first shows what would be stored.
             for query in ({"dryRun": "All"}, {}):
                 found = await self._api.json("POST", folder, body, **query)
                 if found.get("spec") != spec:

@@ -4,8 +4,8 @@ room for that pod until it is bound.
 
 The kube-scheduler picks victims by its own count, ``nvidia.com/gpu`` of the whole node. The ledger (which pod holds how
 much of which GPU) shows what room the pod lacks on each GPU. So this module adds the missing victims, as few as
-possible. The kube-scheduler then deletes the victims and nominates the node; it reserves its own resources there, but
-not MiB and compute. This module reserves these against pods of the same or a lower priority.
+possible. The kube-scheduler then deletes the victims and nominates the node. There it reserves its own resources, but
+not MiB and compute. This module keeps pods of the same or a lower priority from taking the freed MiB and compute.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Preemption:
 
     @property
     def lowest(self) -> float:
-        """The lowest priority of all bound pods. A pod whose priority is not higher can preempt no pod."""
+        """Returns the lowest priority of all bound pods. A pod whose own priority is not higher can preempt no pod."""
         return min(self._counts, default=math.inf)
 
     def key_of(self, uid: str) -> str:
@@ -102,7 +102,7 @@ class Preemption:
         return max((self._priorities.get(uid, 0) for uid in uids), default=-math.inf), len(uids), memory
 
     def comes(self, uid: str) -> bool:
-        """Whether a nominated pod will have room on its node once the pods that are already ending have left."""
+        """Returns whether a nominated pod will have room on its node once the pods that are now ending have left."""
         one = self._nominated.get(uid)
         if one is None:
             return False
@@ -173,8 +173,8 @@ class Preemption:
     @contextmanager
     def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
         """Holds room in the ledger for the nominated pods that pod ``uid`` must not overtake, until the ``with`` block
-        ends. Yields the nodes without room for them yet, because their victims are still there. Pod ``uid`` may not be
-        placed on these nodes, because it would fill the freed room.
+        ends. Yields the nodes on which a nominated pod has no room yet, because its victims are still there. Pod
+        ``uid`` may not be placed on these nodes, because it would fill the freed room.
 
         Nothing is reserved for a nominated pod that has no room even once all pods of lower priority are gone, for
         example because a GPU became unhealthy. The kube-scheduler withdraws such a nomination late or never, and other
@@ -202,8 +202,8 @@ class Preemption:
     # --- internal
 
     def _against(self, uid: str, priority: int) -> list[tuple[str, Nominated]]:
-        """Returns the nominated pods of this or a higher priority, the highest first, without those whose bind is under
-        way.
+        """Returns the nominated pods of this or a higher priority, the highest priority first, without pods whose bind
+        is under way.
 
         Two pods of equal priority may be nominated for one node, if the second asks before the first nomination is
         known. Then the one with the lower uid goes first, because otherwise each would wait for the other for ever.
@@ -220,8 +220,8 @@ class Preemption:
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
 
     def helps(self, uid: str, one: Nominated) -> bool:
-        """Whether a pod may be nominated for the node: ``_helps`` is true, and no room there is reserved for another
-        pod.
+        """Returns whether a pod may be nominated for the node: ``_helps`` is true, and no room on the node is reserved
+        for another pod.
         """
         return not self._taken(uid, one.priority, [one.node]) and self._helps(one)
 
@@ -238,7 +238,7 @@ class Preemption:
         return {one.node for n, one in enumerate(waiting) if n >= MAX_KEPT or self._helps(one)}
 
     def _helps(self, one: Nominated) -> bool:
-        """Whether the pod has room on its node once all pods of lower priority are gone."""
+        """Returns whether the pod has room on its node once all pods of lower priority are gone."""
         lower = {one.node: self._lower(one.node, one.priority, ())}
         return bool(self._ledger.filter(one.ask, [one.node], lower).fits)
 

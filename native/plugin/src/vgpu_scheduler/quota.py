@@ -4,7 +4,7 @@ under ``spec.hard`` of a ResourceQuota.
 
 Kubernetes stores these limits and does not enforce them, because a pod names the memory of one GPU and may request
 several. Here a pod counts with its total over all its GPUs, whichever resource names it uses. The quota is checked
-twice: admission refuses a pod over the quota with the numbers, and the one replica that binds makes the final decision.
+twice: admission refuses a pod over the quota and names the numbers; the replica that binds makes the final decision.
 Admission reserves nothing, because anybody may send a review. So pods that are admitted at the same moment may exceed
 the quota together; then the bind lets some of them wait. If a quota is lowered, running pods stay.
 """

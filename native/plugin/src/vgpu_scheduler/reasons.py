@@ -41,8 +41,8 @@ LASTING = (
 
 
 def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
-    """Returns a Reason for each row (node), none of which the pod fits on. A test fails if fewer of the node's GPUs
-    pass it than a container requests.
+    """Returns a Reason for each row (node). The pod must fit on none of these nodes. A node fails a test if fewer of
+    its GPUs pass the test than a container requests.
     """
     codes = np.full(len(view.capacity), Reason.TOGETHER, np.int8)
     codes[numa.aligns(view, numa.OF_POD)] = Reason.NUMA

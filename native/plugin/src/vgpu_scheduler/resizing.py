@@ -7,7 +7,7 @@ more once there is room. A granted request is not applied a second time, so that
 stays.
 
 As with a bind, a grant is entered in the ledger (which pod holds how much of which GPU) before the API server is asked.
-Its room stays reserved until the watch shows the pod with the grant, because an older event would free it again.
+The room stays reserved until the watch shows the pod with the grant, because an older event would free the room again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Resizing:
     # --- updates
 
     def counts_for(self, pod: wire.Pod) -> tuple[Part, ...] | None:
-        """Returns the parts of GPUs that count for a bound pod. Raises PlanError."""
+        """Returns the parts of GPUs that the ledger must count for a bound pod. Raises PlanError."""
         uid, annotations = pod.metadata.uid, pod.metadata.annotations or {}
         counted = resizes.counted(annotations)
         claim = self._claims.get(uid)
@@ -230,8 +230,8 @@ class Resizing:
 
 
 class Grant(NamedTuple):
-    """A grant. ``plan``: the pod's GPUs before the resize; ``after``: its GPUs after it; ``counted``: what counts for
-    the pod until the node has applied the resize.
+    """A grant of a resize. ``plan``: the pod's parts of GPUs before the resize; ``after``: those after the resize;
+    ``counted``: the parts that the ledger counts until the node has applied the resize.
     """
 
     request: Mapping[str, resizes.Size]

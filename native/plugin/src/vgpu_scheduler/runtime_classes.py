@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks by a pod's RuntimeClass whether the runtime of its containers applies our limits.
 
-libvgpu.so gets into a container by mounts and /etc/ld.so.preload. This was tested with runc and crun, also if NVIDIA's
-runtime calls them. But a virtual machine (Kata) or a kernel in user space (gVisor) may give a container the GPU without
-the library, so pods with other runtimes get no slices.
+libvgpu.so, the library that applies the limits, gets into a container by mounts and /etc/ld.so.preload. This was tested
+with runc and crun, also if NVIDIA's runtime calls them. But a virtual machine (Kata) or a kernel in user space (gVisor)
+may give a container the GPU without the library, so pods with runtimes that were not tested get no slices.
 """
 
 from __future__ import annotations

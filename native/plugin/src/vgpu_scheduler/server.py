@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 # Maximum bytes of a request body. A call may name 5 000 nodes of 253 letters, which are 1.3 MB, and a preemption also
 # names pods.
 MAX_BODY = 8 << 20
-# Maximum bytes of the body of a usual review, which has some 10 KiB. Only a few larger bodies are read at a time,
-# because anybody in the cluster can call the webhook, and a client with many large bodies must not fill the program's
-# memory.
+# A body of more bytes than this counts as large; a usual review has some 10 KiB. Only a few large bodies are read at
+# a time, because anybody in the cluster can call the webhook, and a client with many large bodies must not fill the
+# program's memory.
 SMALL_BODY = 64 << 10
-# Maximum number of larger bodies read at a time.
+# Maximum number of large bodies that are read at a time.
 AT_ONCE = 4
 # Maximum seconds for reading a whole body, because the API server does not wait longer for the response.
 BODY_SECONDS = 5.0

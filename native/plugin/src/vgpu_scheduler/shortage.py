@@ -4,10 +4,10 @@ memory or compute is short.
 
 The kube-scheduler itself counts only slots, the resource ``nvidia.com/gpu`` of a node. If slots are short, it starts a
 preemption and asks the extender (``preemption``). If enough slots are free, it finds no victims and does not ask. So
-this module handles pods for which a filter found no room and no such call came. It chooses victims by the same rules.
-It writes what the kube-scheduler would write, a nomination and a condition on each victim, so that the kube-scheduler
-treats the preemption as its own. Victims are evicted and not deleted: the API server checks an eviction against every
-PodDisruptionBudget.
+this module handles pods for which a filter found no room and no call of ``preempt`` came. The rules for victims are the
+same. This module writes what the kube-scheduler would write, a nomination and a condition on each victim, so that the
+kube-scheduler treats the preemption as its own. Victims are evicted and not deleted: the API server checks an eviction
+against every PodDisruptionBudget.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class Shortages:
         return (best[1], best[2]) if best else ("", [])
 
     async def _evicts(self, uid: str, dry_run: bool) -> bool:
-        """Evicts a pod, or only tests the eviction with ``dry_run``. Returns False if a PodDisruptionBudget protects
-        the pod.
+        """Evicts a pod; with ``dry_run`` only tests the eviction. Returns False if a PodDisruptionBudget protects the
+        pod, else True.
         """
         key = self._preemption.key_of(uid)
         if not key:
@@ -202,6 +202,6 @@ class Shortages:
             await self._api.preempted(space, name, victim, text)
             await self._api.event({"namespace": space, "name": name, "uid": victim}, "Preempted", text)
         except ApiError as fault:
-            # A pod without a grace period is already gone, so that is no error.
+            # A pod without a grace period is already gone, so these statuses are no error.
             if fault.status not in (404, 409):
                 log.warning("pod %s: it could not be marked as preempted: %s", key, fault)

@@ -3,7 +3,7 @@
 once.
 
 The table knows no pods; the ledger (which pod holds how much of which GPU) adds and subtracts what they use. Free
-memory is capacity minus use. It is negative if pods use more than the capacity; then no more pods fit there.
+memory is capacity minus use. It is negative if pods use more than the capacity; then no more pods fit on that GPU.
 """
 
 from __future__ import annotations

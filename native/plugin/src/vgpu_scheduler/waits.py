@@ -3,8 +3,9 @@
 help.
 
 The kube-scheduler's own event only counts the nodes for each reason. The event of this module adds what only the ledger
-(which pod holds how much of which GPU) knows. It is written after the filter's response, one pod at a time, and rarely:
-when a pod begins to wait, when the reasons change, and before the API server deletes the last event.
+(which pod holds how much of which GPU) knows. This event is written after the filter's response,
+one pod at a time, and rarely: when a pod begins to wait, when the reasons change, and before the API server deletes the
+last event.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Settings(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What decides, with the pod's labels, whether this scheduler plans a pod's GPUs or the pod gets claims (Dynamic
+    """What, besides the pod's labels, decides whether this scheduler plans a pod's GPUs or the pod gets claims (Dynamic
     Resource Allocation). ``of_namespace``: the namespace's label vgpu.fleet/allocation, "" if missing. ``first``:
     whether this is the mutating review, which may change the pod, and not the validating review after it.
     """
@@ -177,8 +177,8 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
                 added[settings.config.memory] = str(limit // settings.config.memory_factor)
             if added:
                 resources = dict(container.get("resources") or {}, limits={**limits, **added})
-                # The limit needs an equal request. The API server sets missing requests to the limits before it calls
-                # us, but perhaps not again after our change.
+                # Kubernetes requires a request equal to the limit. The API server sets missing requests to the limits
+                # before it calls us, but perhaps not again after our change.
                 resources["requests"] = {**requests, **added}
                 patch.append({"op": "add", "path": f"{where}/resources", "value": resources})
             variables = container.get("env") or []

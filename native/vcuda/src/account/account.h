@@ -249,16 +249,18 @@ void host_memory_reset(void);
 
 /* --- shareable.c: which handles to device memory other processes have open --------------------------------- */
 
-/* Marks a file descriptor that the driver has just created as a shareable handle. By the mark any process can see
- * whether the descriptor is still open. *object is the number of the memory object; 0 assigns a new number. Returns
- * false if the mark failed. Then no process can see how long the descriptor keeps the memory alive. */
+/* Marks a file descriptor that the driver has just created as a shareable handle. By the mark (a lock on the
+ * descriptor's file) any process can see whether the descriptor is still open. *object is the number of the memory
+ * object; 0 assigns a new number. Returns false if the mark failed. Then no process can see how long the descriptor
+ * keeps the memory alive. */
 bool shareable_mark(int descriptor, uint64_t *object);
 /* Records in the ledger that this process has created a handle that cannot be marked. */
 void shareable_unmarked(void);
 /* Returns true if any process has a descriptor of the object open, or if that is unknown. */
 bool shareable_open(uint64_t object);
 enum shareable_origin {
-    /* UNKNOWN: the handle's mark cannot be checked. This container has created handles, so it may be one of them. */
+    /* UNKNOWN: the handle's mark cannot be checked. This container has created handles, so the handle may be one of
+     * them. */
     SHAREABLE_UNKNOWN,
     SHAREABLE_OURS,    /* OURS: a process of this container created the handle and is charged for it. */
     /* FOREIGN: another container created the handle. */

@@ -115,7 +115,7 @@ void block_sweep(struct block_map *map, bool (*match)(const struct block *block,
         part_take(part);
         for (size_t place = 0; part->blocks && place <= part->mask;) {
             if (block_at(part, place)->kind && match(block_at(part, place), data))
-                /* The removal may have moved another block to this position, so the loop checks it again. */
+                /* The removal may have moved another block to this position, so the loop checks the position again. */
                 erase(part, place);
             else
                 place += sizeof(struct block);

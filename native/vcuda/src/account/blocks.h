@@ -15,8 +15,8 @@
 #define PART_BITS 6
 
 /*
- * A part has its own kind of lock instead of struct lock. It is held for about twenty instructions, so a waiting thread
- * just retries, and unlocking is a plain store that wakes no thread.
+ * A part has its own kind of lock instead of struct lock. The lock is held for about twenty instructions, so a waiting
+ * thread just retries, and unlocking is a plain store that wakes no thread.
  *
  * Positions in the table are byte offsets from the first block. This saves shifts on the path of every free.
  */

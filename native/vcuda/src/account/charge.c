@@ -52,7 +52,8 @@ void memory_beyond(const struct device *device, uint64_t unused)
 {
     bool known;
     uint64_t charged = 0, limit;
-    /* A container with oversubscription can get the missing bytes from host memory, so nothing is recorded. */
+    /* A container with oversubscription (host memory in place of device memory) can get the missing bytes, so nothing
+     * is recorded. */
     if (!limits_card(device->uuid) || limits_oversubscribe() || (limit = device_limit(device, &known)) == UINT64_MAX || !known ||
         !ledger_total(device->uuid, &charged))
         return;

@@ -5,8 +5,9 @@
  * library compares its charges with the driver's figures. The charges are recorded in the ledger, a file that all
  * processes of the container map. A process's entry in it is called a slot.
  *
- * The common path is inline in the hooks, because each instruction slows every allocation. ledger.c documents the
- * ledger and handles all uncommon cases, gate.c is the gate, and context/unaccounted.c sets the range.
+ * The common path is inline in the hooks (replacements of driver functions), because each instruction slows every
+ * allocation. ledger.c documents the ledger and handles all uncommon cases, gate.c is the gate, and
+ * context/unaccounted.c sets the range.
  */
 #ifndef VGPU_COUNTERS_H
 #define VGPU_COUNTERS_H
@@ -39,8 +40,8 @@ struct counters {
      * its own ledger. Both pointers are NULL before this process has a slot, and for a GPU that a share other than the
      * first names. `slot` is set last. */
     uint64_t *slot, *total;
-    /* This process's charges by account, in memory that no other process can write. The slot in the ledger holds a
-     * copy. */
+    /* This process's charges, one for each value of enum account, in memory that no other process can write. The slot
+     * in the ledger holds a copy. */
     uint64_t own[2];
     /* While usage is within [low, low + span], the driver's figures are not read. A charge that leaves that range sets
      * `due`. */

@@ -6,9 +6,9 @@
  * and waits until no thread is in flight. After 10 ms it gives up, because the driver may delay an allocation for any
  * time and the figures can be read later.
  *
- * An allocation waits at the shut gate for at most 50 ms, because NVML may be slow. Then it passes and sets `forced`.
- * Waiting threads poll the gate and could find it shut each time, so a reader lets them pass before it shuts the gate
- * again.
+ * An allocation waits at the shut gate for at most 50 ms, because the reader may wait for a slow NVML. Then it passes
+ * and sets `forced`. Waiting threads poll the gate and could find it shut each time, so a reader lets them pass before
+ * it shuts the gate again.
  */
 #include "account.h"
 #include "events.h"
@@ -35,7 +35,7 @@ static uint64_t now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Called by a thread that finds the gate shut. It no longer counts as in flight while it waits, and counts again
+/* Called by a thread that finds the gate shut. The thread does not count as in flight while it waits, but counts again
  * afterwards. */
 void flight_wait(struct counters *counters)
 {

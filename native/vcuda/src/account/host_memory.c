@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory in place of device memory (oversubscription). A node may promise more memory to its containers than a
- * card has (factor S above 1), so the card can be full while a container is still below its limit. Then device memory
- * is allocated as unified memory that stays in host memory, and the GPU reads it over the bus. The program gets an
- * ordinary device pointer, the limit is charged as usual, and any legal call frees the memory.
+ * Allocates host memory in place of device memory (oversubscription). A node may promise more memory to its containers
+ * than a card has (factor S above 1), so the card can be full while a container is still below its limit. Then device
+ * memory is allocated as unified memory that stays in host memory, and the GPU reads it over the bus. The program gets
+ * an ordinary device pointer, the memory is charged to the limit as usual, and any call that may free device memory
+ * frees it.
  *
  * A reserve on the card is left for other containers. Contexts and code can only be on the card, and a container
  * without a context could not use any of its memory.

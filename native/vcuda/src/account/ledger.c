@@ -335,8 +335,8 @@ void ledger_export(int device, uint64_t bytes, bool more)
         return;
     const struct seat *seats = seats_of(device, &count);
     lock_take(&export_lock);
-    /* Record the export in each ledger, because no record says in which ledger a block was charged. If this process
-     * dies, each ledger keeps at most what was charged in it. */
+    /* Record the export in each ledger, because no record says where a block was charged. After this process's death
+     * each ledger keeps the open bytes charged, but at most what this process was charged there. */
     for (unsigned i = 0; i < count; i++) {
         if (seats[i].at >= VGPU_LEDGER_EXPORTED_DEVICES)
             continue;
@@ -349,8 +349,8 @@ void ledger_export(int device, uint64_t bytes, bool more)
     lock_drop(&export_lock);
 }
 
-/* Returns 1 if a process has a lock on the byte in the ledger of any share, 0 if none does, -1 if that is unknown. Byte
- * 0 stands for the bytes of all open handles. */
+/* Returns 1 if a process has a lock on the byte (0: on the byte of any handle) in the ledger of any share, 0 if none
+ * does, -1 if that is unknown. */
 static int held_anywhere(uint64_t byte)
 {
     int held = 0;

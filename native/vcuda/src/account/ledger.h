@@ -12,7 +12,7 @@
 /* This process's membership in the ledger of one share (one allocation of the container). All fields are zero before
  * the process joins. */
 struct membership {
-    /* Used in the first entry only. It is set last, when this process has joined the ledgers of all shares. */
+    /* Only the first entry uses this field. It is set last, when this process has joined the ledgers of all shares. */
     _Atomic bool joined;
     unsigned share; /* The position of the share among the container's shares. */
     struct vgpu_ledger *map;

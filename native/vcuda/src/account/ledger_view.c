@@ -32,7 +32,8 @@ static void view_close(struct view *view)
         close(view->descriptor);
 }
 
-/* Opens the ledger of a share for reading. Sets view->device to -1 if the ledger does not list the device. */
+/* Opens the ledger of a share (an allocation of the container) for reading. Sets view->device to -1 if the ledger does
+ * not list the device. */
 static bool view_open(struct view *view, unsigned share, const char *uuid)
 {
     *view = (struct view){.descriptor = ledger_file_open(limits_ledger_path(share), share, false), .device = -1};

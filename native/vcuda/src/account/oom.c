@@ -27,8 +27,8 @@ static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t li
     syscall(SYS_exit_group, 128 + SIGKILL);
 }
 
-/* Returns true if the container exceeds the limit of one share on a device. If this process is the largest, the
- * function kills it and does not return. */
+/* Returns true if the container exceeds the limit of one share (allocation) on a device. If this process is the
+ * largest, the function kills it and does not return. */
 static bool over(unsigned share, const char *uuid)
 {
     bool known, largest;

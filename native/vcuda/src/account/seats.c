@@ -2,16 +2,16 @@
 /*
  * Charges memory in containers with several shares (allocations of GPUs). Each share has its own ledger, the file in
  * which charges are recorded. Other containers may use the same share (one Kubernetes claim in two containers or pods),
- * and then their common usage counts. So a process has a slot in the ledger of each share.
+ * and then their common usage counts. So a process has a slot (an entry of its own) in the ledger of each share.
  *
  * A seat is a card's entry in the ledger of a share that names the card; most cards have one seat. If several shares
  * name a card, a charge fills the first share, then the next. A free uncharges the last share first, because no record
  * says in which share a block was charged. During a charge or a free the process holds the locks of all these ledgers.
- * It takes them in the order of their files' device and inode numbers. This order is the same in every container, so no
- * deadlock can occur.
+ * The process takes these locks in the order of the files' device and inode numbers. This order is the same in every
+ * container, so no deadlock can occur.
  *
  * A card that only the first share names is charged as in a container with one share. Other cards do not use the fast
- * path.
+ * path (counters.h).
  */
 #include "ledger.h"
 
@@ -144,7 +144,7 @@ static bool lock(const struct card *card, struct seat locked[VGPU_MAX_SHARES])
 }
 
 /* Changes what this process is charged at a seat, and the total of all processes. As in counters_post, a single store
- * changes the figure that counts. */
+ * changes the process's figure, which is authoritative. */
 static void post(const struct seat *seat, enum account account, uint64_t bytes, bool more)
 {
     uint64_t *own = &seat->member->own[account][seat->at], *total = &seat->member->map->total[seat->at];

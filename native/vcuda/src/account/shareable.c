@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Marks shareable handles, which cuMemExportToShareableHandle returns. A handle is a file descriptor that refers to an
- * object, that is, to device memory or a pool. A mark is a lock on one byte far past the end of the descriptor's file.
- * It belongs to the handle's open file description (here: description). Through another description of the file a
- * process can query (F_OFD_GETLK) whether the lock exists.
+ * object, that is, to device memory or a memory pool. A mark is a lock on one byte far past the end of the descriptor's
+ * file. The lock belongs to the handle's open file description (here: description). Through another description of the
+ * file a process can query (F_OFD_GETLK) whether the lock exists.
  *
  * The object and the lock both exist as long as any process has the descriptor open or a message in a socket carries
  * it. So the query shows whether the handle is open in any process, even after the exporting process has died.
@@ -33,15 +33,15 @@
 #define BASE (1ull << 62)
 /* Maximum number of handles of an object. */
 #define HANDLES 256ull
-/* Each object has a number: the slot of its process in the ledger (high bits) and a count in this process. The count
- * has this many bits. */
+/* Each object has a number: the slot (entry) of its process in the ledger (high bits) and a count in this process. The
+ * count has this many bits. */
 #define OBJECT_BITS 14
 #define SPAN (1ull << 32)
 
 static _Atomic uint32_t next_object;
 
-/* Returns the first byte of a container's range. `ledger` is the device and inode number of the container's ledger
- * file. */
+/* Returns the first of the bytes that are locked for a container's handles. `ledger` is the device and inode number of
+ * the container's ledger file. */
 static uint64_t container(const uint64_t ledger[2])
 {
     uint64_t hash = (ledger[0] * 0x9e3779b97f4a7c15ull ^ ledger[1]) * 0xff51afd7ed558ccdull;

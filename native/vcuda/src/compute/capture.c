@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture. While a program captures a stream into a graph, a launch runs nothing, so the compute limiter neither
- * charges nor throttles it. The limiter records no event into such a stream, because the event would become part of the
- * program's graph. capture_of() asks the driver each time, because a function that this library does not replace may
- * have started the capture.
+ * Handles stream capture. While a program captures a stream into a graph, a launch runs nothing, so the compute limiter
+ * neither charges nor throttles it. The limiter records no event into such a stream, because the event would become
+ * part of the program's graph. capture_of() asks the driver each time, because a function that this library does not
+ * replace may have started the capture.
  */
 #include "limiter.h"
 
@@ -17,8 +17,8 @@ bool capture_of(CUstream stream, bool per_thread)
         result = REAL(cuStreamIsCapturing_ptsz)(stream, &status);
     else if (REAL_HAS(cuStreamIsCapturing))
         result = REAL(cuStreamIsCapturing)(stream, &status);
-    /* While another stream is being captured, the driver answers this question about the legacy stream with an error.
-     * Then a launch into the legacy stream is the program's mistake, which the driver reports. */
+    /* While another stream is being captured, the driver answers this query for the legacy stream with an error. In
+     * that state a launch into the legacy stream is the program's mistake, which the driver reports. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that settles fences (timing events after groups of launches), that is, replaces predicted charges by
- * measured times. It visits all contexts, sleeps until the queued work should be finished, and wakes at most about a
- * hundred times a second.
+ * Runs the thread that settles fences (timing events after groups of launches), that is, replaces predicted charges by
+ * measured times. The thread visits all contexts, sleeps until the queued work should be finished, and wakes at most
+ * about a hundred times a second.
  *
  * Threads of the program that have to wait anyway settle fences too, because they notice the end of the work sooner. If
  * the settling thread waits inside the driver for a context that another thread has locked, a further thread takes over

@@ -42,10 +42,10 @@ void fence_reset(void);
 
 /* Returns true if any fence is not settled. */
 bool fence_open(void);
-/* Settles the finished fences of a context, which is given by the index of its record in the table of measured contexts
- * (place.h). Does nothing if another thread is doing so. Calls the driver and may wait there. Returns the time of the
- * next check; UINT64_MAX: no fence is open. *did is true if a fence was settled. Then the caller must wake waiting
- * threads. */
+/* Settles the finished fences of the context whose record has this index in the table of measured contexts (place.h).
+ * Does nothing if another thread is settling this context's fences. Calls the driver and may wait there. Returns the
+ * time of the next check; UINT64_MAX: no fence is open. *did is true if a fence was settled. Then the caller must wake
+ * waiting threads. */
 uint64_t fence_settle_place(unsigned place, uint64_t now, bool *did);
 /* Settles the fences of a context, on behalf of a thread that has to wait for its launch anyway. Does not wake other
  * waiting threads, because otherwise each of many waiting threads would wake all the others. */

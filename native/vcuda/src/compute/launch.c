@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of all launch functions, and their fast path. If the device has no compute limit, a launch costs
- * only two loads and a comparison more than the driver's own call. With a limit, it also costs a table look-up and a
- * sum. In both cases a launch makes no system call and writes no word that another thread reads.
+ * Defines the hooks (replacements) of all launch functions, and their fast path. If the device has no compute limit, a
+ * launch costs only two loads and a comparison more than the driver's own call. With a limit, it also costs a table
+ * look-up and a sum. In both cases a launch makes no system call and writes no word that another thread reads.
  */
 #include "limiter.h"
 
@@ -199,8 +199,8 @@ EX(cuLaunchKernelEx_ptsz, true)
 GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)
 
-/* Launch calls from before CUDA 4. The block shape is stored in the function, so only the function and the grid are
- * known here. */
+/* These are the launch calls from before CUDA 4. The block shape is stored in the function, so only the function and
+ * the grid are known here. */
 LAUNCH(cuLaunch, (CUfunction function), (function), cost_key(function, 1, 1, 1, 1), CU_STREAM_LEGACY, false)
 LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height),
        cost_key(function, (unsigned)width, (unsigned)height, 1, 1), CU_STREAM_LEGACY, false)

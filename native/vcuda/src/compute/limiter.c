@@ -21,8 +21,8 @@
 #include <unistd.h>
 
 #define GAP_US 20u
-/* One in this many segments consists of a single launch, so that its time is measured exactly. A longer segment may
- * have waited for the host most of the time. */
+/* One in this many segments consists of a single launch, so that the time of this launch is measured exactly. In a
+ * longer segment the stream may have waited for the host most of the time. */
 #define SAMPLE 8u
 /* A segment with fewer launches than this is short. If another stream's launch ends a short segment, the next segment
  * will probably end in the same way, before its second event is recorded. */

@@ -116,8 +116,8 @@ extern __thread struct thread_state vgpu_thread __attribute__((tls_model("initia
 extern _Atomic uint32_t vgpu_launch_epoch;
 extern struct costs vgpu_costs;
 
-/* Reads the processor's counter of constant rate, which needs no system call. The counter wraps around within seconds,
- * so a long pause may be missed. Each missed pause makes one measurement a little less accurate. */
+/* Reads the processor's counter of constant rate, without a system call. The counter wraps around within seconds, so a
+ * long pause may be missed. Each missed pause makes one measurement a little less accurate. */
 static inline uint32_t limiter_ticks(void)
 {
 #if defined(__x86_64__)

@@ -4,9 +4,9 @@
  * open, or open for a turn (a time slice). The functions here read no clock and call no driver (pace.h). */
 #include "pace.h"
 
-/* A throttled container starts again only when it has this balance. So it runs kernels in bursts instead of one by one.
- * Bursts reduce errors of measurement, because such errors arise only at the begin and end of a burst. BURST_WAIT_NS
- * keeps a container with a small share from waiting long. */
+/* A throttled container launches again only when it has this balance. So it runs kernels in bursts instead of one by
+ * one. Bursts reduce errors of measurement, because such errors arise only at the begin and end of a burst.
+ * BURST_WAIT_NS keeps a container with a small share from waiting long. */
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
@@ -26,7 +26,7 @@ void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rat
 {
     uint64_t last = __atomic_load_n(&device->accrued_ns, __ATOMIC_RELAXED);
     /* Several processes may call this function at once. The process that succeeds in advancing the time adds the
-     * accrued GPU time. If it dies between the two steps, this GPU time is lost. */
+     * accrued GPU time. If that process dies between the two steps, this GPU time is lost. */
     if (now <= last && last - now < 1000 * MS)
         return;
     if (!__atomic_compare_exchange_n(&device->accrued_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))

@@ -204,7 +204,7 @@ static inline void segment_prolong(struct segment *segment)
 /* State for the charges of one context. The streams of a context can run at the same time, and time in which several of
  * them run is counted once. */
 struct settler {
-    uint64_t frontier; /* frontier: GPU time up to this point has been counted. */
+    uint64_t frontier; /* frontier: point in time up to which GPU time has been counted. */
     /* carry: 0 or negative. Some past charges exceeded the minimum charge, for segments during which another container
      * may have run. `carry` is minus this excess, and it lowers the minimum of later charges. */
     int64_t carry;

@@ -18,11 +18,11 @@
  * creating an event costs microseconds. */
 #define POOLED 1024
 #define UNREADABLE CUDA_ERROR_NOT_FOUND
-/* Time that is assigned to the first anchor of a context. It is so high that events recorded before this anchor have
- * positive times too. */
+/* Time that is assigned to the first anchor of a context. It is so high that events recorded up to 1000 s before this
+ * anchor have positive times too. */
 #define FIRST_NS 1e12
-/* The driver returns times in milliseconds as a float, which up to this value is exact to a quarter of a microsecond.
- * Beyond it a newer event becomes the anchor. */
+/* The driver returns times in milliseconds as a float. Up to this value a float is exact to a quarter of a microsecond.
+ * Beyond this value a newer event becomes the anchor. */
 #define ANCHOR_MS 4000.0f
 
 /* Reads when the GPU reached the event, in nanoseconds on the context's time scale, and stores it in mark->when.
@@ -161,7 +161,8 @@ static uint64_t predict(struct place *place, bool finished, bool fresh, uint64_t
         until = now + place->soon + (queued > oldest ? queued - oldest : 0);
     if (!queued || finished || until >= known) {
         atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
-        /* A value of 0 means that this process has no queued work, so the arbiter need not wait for it. */
+        /* A value of 0 tells the arbiter (the node's service that divides a GPU's time) that this process has no queued
+         * work. */
         __atomic_store_n(limited->busy_lane, queued ? until : 0, __ATOMIC_RELAXED);
     }
     if (!place->open)

@@ -54,7 +54,7 @@ static bool neighbour(char *path, size_t room, unsigned share, const char *name,
     return snprintf(path, room, "%.*s/%s%s", (int)(slash - ledger), ledger, name, uuid) < (int)room;
 }
 
-/* Returns the first share on the card, whose pages are used; 0 if there is none. */
+/* Returns the index of the first share that names the card, because its pages are used; 0 if no share does. */
 static unsigned share_of(const char *uuid)
 {
     bool named = false;

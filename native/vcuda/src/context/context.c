@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-/* The primary context of each device; NULL if it is not charged. Calls that could not get the device's lock write this
- * variable without the lock. */
+/* The primary context of each device; NULL if that context is not charged. Atomic, because calls that could not get the
+ * device's lock write it without the lock. */
 static CUcontext _Atomic primary[VGPU_MAX_DEVICES];
 
 /* --- the end of a context; the device is locked -------------------------------------------------------- */

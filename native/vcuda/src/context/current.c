@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of the functions that set a thread's current context. NVIDIA's runtime can create contexts
- * through a private table of functions, so that no hook sees it. Such a context is charged when a hook first finds it:
- * in this file, at the first launch of a thread in it, or at the first allocation or load of code there.
+ * Defines the hooks (replacements) of the functions that set a thread's current context. NVIDIA's runtime can create
+ * contexts through a private table of functions, so that no hook sees it. Such a context is charged when a hook first
+ * finds it: in this file, at the first launch of a thread in it, or at the first allocation or load of code there.
  */
 #include "context.h"
 

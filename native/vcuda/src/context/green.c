@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of the functions for green contexts. A green context is a part of a device's SMs. It is created
- * on top of the device's primary context and keeps that context alive.
+ * Defines the hooks (replacements) of the functions for green contexts. A green context is a part of a device's SMs. It
+ * is created on top of the device's primary context and keeps that context alive.
  *
  * Memory: the primary context is charged like any context. The additional memory of a green context is measured and
  * charged; if it cannot be measured, a whole context is charged. Memory allocated while a green context is current

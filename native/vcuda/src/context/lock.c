@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Serialises the creation and destruction of contexts of a device, because their sizes are measured. The lock serves
- * only the measurement, so a thread waits for it only for a limited time. Without the limit there could be a deadlock
- * in two ways. The driver may call a tool inside the process (a profiler, for example) during the call, and the tool
- * may create contexts itself. Or the driver may delay the call until another thread has acted.
+ * only the measurement, so a thread waits for it only for a limited time. Without this time limit there could be a
+ * deadlock in two ways. While the thread with the lock is inside the driver, the driver may call a tool in the process
+ * (a profiler, for example) that creates contexts itself. Or the driver may delay that thread until another thread has
+ * acted.
  *
  * A call that does not get the lock continues without a measurement. The measurement of the thread that has the lock
  * may then include that call's bytes. To detect this, calls without the lock are counted.
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Longest wait for the lock. It is this long because creating a context takes hundreds of milliseconds. */
+/* Longest wait for the lock. The wait is this long because creating a context takes hundreds of milliseconds. */
 #define PATIENCE_MS 1000
 
 static struct lock locks[VGPU_MAX_DEVICES];

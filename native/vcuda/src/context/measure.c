@@ -4,7 +4,7 @@
  * bytes that NVML shows for this process before and after the creation. With some drivers NVML shows no process in a
  * container. Then the difference of the card's used bytes is taken. Other containers allocate and free meanwhile, so
  * this difference is checked against the size of further, short-lived contexts. A size that was found in this way is
- * replaced as soon as a lower one is found.
+ * replaced as soon as a lower size is found.
  */
 #include "context.h"
 
@@ -67,7 +67,7 @@ static void read_both(struct measure *measure, bool card)
     measure->quiet = gate_shut(device);
     if (!measure->quiet)
         return;
-    /* A pool shrinks while a stream is synchronised, and a free can end at any time. So the figures are read again if
+    /* Even now a pool can shrink (when a stream is synchronised) and a free can end. So the figures are read again if
      * the charge has changed. */
     for (int again = 0; again < 8; again++) {
         EVENT(reclaim, false);

@@ -7,15 +7,16 @@
  * that device. The measured size is stored in the ledger. Every later context is charged that size before its creation,
  * and the charge is corrected to its own measured size afterwards. Any number of processes may create later contexts at
  * once. A thread that did not get the device's lock cannot measure. Its context is charged the stored size. If there is
- * none yet, the context is charged at its first use, like a context that no hook saw.
+ * none yet, the context is charged at its first use, like a context that no hook (replacement of a driver function)
+ * saw.
  */
 #include "context.h"
 
 #include "events.h"
 
-/* Returns whether the device may have a context. Must be called after this process has claimed its slot in the ledger,
- * because a node that withdraws the allocation first writes the flag `deny` to the limits file and then looks for
- * slots. So either this process sees `deny`, or the node sees the slot. */
+/* Returns whether the device may have a context. Must be called after this process has claimed its slot (its entry) in
+ * the ledger, because a node that withdraws the allocation first writes the flag `deny` to the limits file and then
+ * looks for slots. So either this process sees `deny`, or the node sees the slot. */
 bool context_permitted(const struct device *device)
 {
     bool known;
@@ -99,8 +100,8 @@ static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevi
         *learn = bytes > 0;
         return bytes;
     }
-    /* The size in the ledger may be too high. So if the first context of a process is smaller by the card's figure, it
-     * is measured again, and a lower size is stored. */
+    /* The size in the ledger may be too high. So if the card's figure for the first context of a process is lower, the
+     * context is measured again, and a lower size is stored. */
     *learn = false;
     if (how == MEASURED_CARD && bytes < known && ledger_own(opening->device->ledger, ACCOUNT_CONTEXT) == known) {
         bytes = measure_by_second(context, ordinal, bytes);

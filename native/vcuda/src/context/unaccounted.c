@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Charges GPU memory that the driver uses beyond this process's allocations, here called unaccounted memory: code,
- * stacks and heaps; contexts that were created without a hook of this library; padding to the driver's unit (an
- * allocation just above a unit uses almost two units); half-empty blocks of small allocations; and memory of other APIs
- * than CUDA.
+ * stacks and heaps; contexts that were created without a hook of this library (replacement of a driver function);
+ * padding to the driver's unit (an allocation just above a unit uses almost two units); half-empty blocks of small
+ * allocations; and memory of other APIs than CUDA.
  *
  * Such memory can appear at any time. So the library compares the bytes that NVML shows for this process with the
  * process's charge. It does so after each load of code, and whenever the process's allocations have grown or shrunk by

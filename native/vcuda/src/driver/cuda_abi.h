@@ -112,7 +112,8 @@ typedef struct {
 } CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "CUDA_EXTERNAL_MEMORY_HANDLE_DESC");
 enum { CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1 };
-/* These types are opaque, because hooks only pass pointers to them on to the driver. */
+/* These types are opaque, because hooks (replacements of driver functions) only pass pointers to them on to the
+ * driver. */
 typedef struct CUDA_EXTERNAL_MEMORY_BUFFER_DESC_st CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
 typedef struct CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC_st CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The objects (the program and its libraries) that are loaded in this process, and the real functions of the driver and
- * of the dynamic loader. The library's hooks, which replace these functions, call the real ones. */
+ * of the dynamic loader. The library's hooks replace functions of the driver and call the real ones. */
 #ifndef VGPU_REAL_H
 #define VGPU_REAL_H
 
@@ -113,7 +113,7 @@ typedef int (*thread_detach_type)(pthread_t);
 typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
 typedef int (*thread_set_type)(pthread_key_t, const void *);
 /* The thread functions of the program's C library; NULL if the program is not linked with threads. They are looked up
- * when the driver is looked up, because no lock may be held during a look-up. */
+ * early, together with the driver, because no lock of this library may be held during a look-up. */
 extern struct thread_calls {
     thread_create_type create;
     thread_detach_type detach;

@@ -85,7 +85,7 @@ void env_keep_path(const char *text, char *kept, size_t room)
         length = strlen(kept);
         kept[length++] = '/';
     }
-    /* A truncated path fills the buffer, so the ledger refuses it as too long. */
+    /* A truncated path fills the buffer, so ledger.c refuses the path as too long. */
     snprintf(kept + length, room - length, "%s", text);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The limits that apply in this process. If there is a limits file, they are the file's limits, which environment
+ * Keeps the limits that apply in this process. If there is a limits file, they are the file's limits, which environment
  * variables can make stricter but not weaker. Otherwise they are those of the environment alone. A snapshot holds the
  * limits as they were read. Whenever the sequence number in a limits file has changed, a new snapshot is built.
  * Snapshots are never freed, because a thread may still read the old one. A change during the life of a process is rare
@@ -52,9 +52,9 @@ static const char *path = VGPU_PATH_LIMITS; /* Path of the limits file to which 
 static char reason[256];
 
 /*
- * Returns true if the node's ld.so.preload names this library, which the environment cannot change. If the file exists
- * but cannot be read (for example because the process has no free descriptors), it may name the library. In this case
- * the function returns true and sets *known to false.
+ * Returns true if the node's ld.so.preload names this library. The environment cannot change that file. If the file
+ * exists but cannot be read (for example because the process has no free descriptors), it may name the library. In this
+ * case the function returns true and sets *known to false.
  */
 static bool preload_in_force(bool *known)
 {
@@ -397,7 +397,7 @@ const char *limits_ledger_path(unsigned share)
 {
     static char fallback[64];
     if (limits_ledger_is_own()) {
-        /* A library preloaded by hand uses one ledger for all processes of this user. */
+        /* A library preloaded by hand uses one ledger (file with the charges) for all processes of this user. */
         snprintf(fallback, sizeof fallback, "/tmp/vgpu-ledger-%u", (unsigned)geteuid());
         return fallback;
     }

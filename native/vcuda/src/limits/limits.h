@@ -103,8 +103,8 @@ struct cached_limits {
     /* driver_limited: true if the driver of some device enforces the limit itself (the device has card_bytes in the
      * limits file). */
     bool driver_limited;
-    /* plain: true if allocations may use the fast path: limits apply, and oversubscription and the logging of calls are
-     * off. */
+    /* plain: true if allocations may use the fast path: limits apply, and oversubscription (host memory in place of
+     * device memory) and the logging of calls are off. */
     bool plain;
     /* Cached results of limits_memory by the device's index in the ledger; 0: not cached. */
     uint64_t memory[VGPU_MAX_DEVICES];

@@ -58,7 +58,7 @@ bool limits_add(struct vgpu_limits *all, const struct vgpu_limits *one);
 /* --- share_folder.c: the share folders that the node mounted ---------------------------------------------- */
 
 /* Lists the numbers of the share folders in ascending order. If there is none, lists the number of the first share, so
- * that opening it reports the error. Returns the count, or -1 and a `reason` if there are too many. */
+ * that opening that share reports the error. Returns the count, or -1 and a `reason` if there are too many. */
 int shares_find(int numbers[VGPU_MAX_SHARES], char *reason, size_t room);
 /* Opens the limits of a share and returns a descriptor. Returns -1 if the limits are missing or were not mounted by the
  * node; `reason` then has the explanation. */

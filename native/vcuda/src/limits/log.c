@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Log lines on stderr, and the slow part of the lock for threads. A daemon may close its descriptors, and the next file
- * that it opens gets number 2. Log lines must not be written into that file. So a line is written only if descriptor 2
- * is still the file that it was when this process first used the library.
+ * Writes log lines to stderr, and has the slow part of the lock for threads. A daemon may close its descriptors, and
+ * the next file that it opens gets number 2. Log lines must not be written into that file. So a line is written only if
+ * descriptor 2 is still the file that it was when this process first used the library.
  */
 #include "limits.h"
 

@@ -2,9 +2,9 @@
 /*
  * Checks that the limits of a container are those that its node mounted. A tenant (the container's user) may write in
  * the folders around the mounts and may be root, so the right file name proves nothing. The mounts prove the origin.
- * The node mounts the share as a read-only folder, which can be neither renamed nor written, and mounts nothing on its
- * files. A tenant that creates a user namespace can mount anything there and pass this check. A service on the node,
- * the watcher, detects that.
+ * The node mounts the folder of the share (an allocation of GPUs) read-only, so that it can be neither renamed nor
+ * written, and mounts nothing on its files. A tenant that creates a user namespace can mount anything there and pass
+ * this check. A service on the node, the watcher, detects that.
  */
 #include "limits_file.h"
 
@@ -75,8 +75,8 @@ static int differ_in(char *reason, size_t room, int number, const char *what)
     return differ(reason, room, all);
 }
 
-/* Returns true if the root folder is a read-only mount, which only the node can have made. Then no process in the
- * container can rename the folder's entries. */
+/* Returns true if the root folder is a read-only mount, which only the node can have made. With such a mount no process
+ * in the container can rename the folder's entries. */
 static bool root_is_mounted(int root)
 {
     dev_t above, here;
@@ -88,7 +88,7 @@ static bool root_is_mounted(int root)
     return mounted && is_read_only(root);
 }
 
-/* Opens the limits in an open share folder, which is in `root`. Returns a descriptor, or -1 if the folder or the file
+/* Opens the limits in `folder`, an open share folder in `root`. Returns a descriptor, or -1 if the folder or the file
  * was not mounted by the node. */
 static int limits_in(int root, int folder, int number, char *reason, size_t room)
 {

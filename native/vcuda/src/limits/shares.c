@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shares of this container. A share is one allocation of GPUs, that is, a limits file with a ledger (the file in
- * which charges are recorded) in the same folder. Most containers have one share. A container with several shares (for
- * example from several Kubernetes claims) may use the cards of all its shares. If two shares name a card, the container
- * gets the sum of both. For settings of the whole process the strictest share applies.
+ * Finds the shares of this container. A share is one allocation of GPUs, that is, a limits file with a ledger (the file
+ * in which charges are recorded) in the same folder. Most containers have one share. A container with several shares
+ * (for example from several Kubernetes claims) may use the cards of all its shares. If two shares name a card, the
+ * container gets the sum of both. For settings of the whole process the strictest share applies.
  */
 #include "env.h"
 #include "limits_file.h"

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of the functions for CUDA arrays, which charge arrays to the container's limit. An array is
- * charged for all its elements, a mipmapped array for all its levels. Sparse arrays and arrays with deferred mapping
- * have no memory of their own: the memory that is mapped into them was charged when cuMemCreate created it.
+ * Defines the hooks (replacements) of the functions for CUDA arrays. The hooks charge arrays to the container's limit.
+ * An array is charged for all its elements, a mipmapped array for all its levels. Sparse arrays and arrays with
+ * deferred mapping have no memory of their own: the memory that is mapped into them was charged when cuMemCreate
+ * created it.
  */
 #include "memory.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks (replacements) of the functions for stream-ordered allocation. They find the pool that serves a request, charge
- * the memory before the driver's call, and handle the free. */
+/* Defines the hooks (replacements) of the functions for stream-ordered allocation. They find the pool that serves a
+ * request, charge the memory before the driver's call, and handle the free. */
 #include "pool.h"
 
 #include "context/context.h"
@@ -150,8 +150,9 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     return status;
 }
 
-/* Serves the request from host memory, for a container with oversubscription whose card is full. The stream is not
- * involved: the memory can be used at once, which is earlier than the order of the stream requires. */
+/* Serves the request from host memory, for a container with oversubscription (host memory in place of device memory)
+ * whose card is full. The stream is not involved: the memory can be used at once, which is earlier than the order of
+ * the stream requires. */
 static CUresult host_alloc(const struct device *device, const struct request *request)
 {
     CUcontext context;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of cuImportExternalMemory, which imports memory of another interface such as Vulkan, and of the
- * functions for such imports. The file descriptors are of the same kind as those of cuMemCreate memory, so exported
- * CUDA memory can be imported too. Imported memory exists until the import is destroyed and every buffer mapped from it
- * is freed, in any order.
+ * Defines the hooks (replacements) of cuImportExternalMemory, which imports memory of another interface such as Vulkan,
+ * and of the functions for such imports. The file descriptors are of the same kind as those of cuMemCreate memory, so
+ * exported CUDA memory can be imported too. Imported memory exists until the import is destroyed and every buffer
+ * mapped from it is freed, in any order.
  *
  * A mark is a lock on the descriptor that shows which container exported the memory. Memory exported by this container
  * stays charged to the exporting process until the import ends (shareable.c). Memory of another container is refused.
@@ -27,8 +27,8 @@ struct external {
     void *import;
     /* Number of buffers mapped from the import. */
     unsigned buffers;
-    /* True if something that the library does not track uses the memory. Then it stays charged until this process
-     * ends. */
+    /* True if something that the library does not track uses the memory. Then the memory stays charged until this
+     * process ends. */
     bool kept;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of the functions for memory nodes of graphs. A memory node only reserves an address. Memory of
- * the card is allocated when the graph is instantiated, uploaded or launched. It comes from a reserve that the driver
- * keeps for graphs until cuDeviceGraphMemTrim is called.
+ * Defines the hooks (replacements) of the functions for memory nodes of graphs. A memory node only reserves an address.
+ * Memory of the card is allocated when the graph is instantiated, uploaded or launched. It comes from a reserve that
+ * the driver keeps for graphs until cuDeviceGraphMemTrim is called.
  *
  * So the charge is the size of this process's reserve, as the driver reports it. This size is read before and after
  * every call that can increase it. The nodes of a graph show how much a launch can need at most. That amount is charged
@@ -18,7 +18,8 @@
 
 #define GRAPH_UNIT (2 * MIB) /* Physical memory is allocated in multiples of this size. */
 
-/* Bytes that the memory nodes of an executable graph request, by the device's index in the ledger. */
+/* Bytes that the memory nodes of an executable graph request, by the device's index in the ledger (the file with the
+ * container's charges). */
 struct need {
     uint64_t bytes[VGPU_MAX_DEVICES];
 };

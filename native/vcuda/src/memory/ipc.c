@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that other processes open by an IPC handle (cuIpcGetMemHandle). The memory is charged once, to the exporting
- * process. The card keeps it while any process has it open, even after the exporting process has freed it or died, so
- * it stays charged for that time.
+ * Handles memory that other processes open by an IPC handle (cuIpcGetMemHandle). The memory is charged once, to the
+ * exporting process. The card keeps it while any process has it open, even after the exporting process has freed it or
+ * died, so it stays charged for that time.
  *
  * Locks show which memory is open. The ledger is the file with the charges of the container's processes, and each
  * handle has a byte in it. A process that opens a handle has a lock on this byte as long as its mapping of the file
- * exists. A process that dies releases its locks. The slot of a dead process in the ledger records how much of its
- * memory is open (exported_mib), and no process clears or takes that slot while anything is open.
+ * exists. A process that dies releases its locks. The slot (entry in the ledger) of a dead process records how much of
+ * its memory is open (exported_mib), and no process clears or takes that slot while anything is open.
  *
  * A process of another container does not see locks on this ledger, and this container is not charged for what that
  * process exports. So an exporting process also locks a byte of another range, which shows that the handle was created
@@ -40,7 +40,7 @@ struct exported {
     struct mark *marks;
 };
 static struct exported *waiting;
-/* Holds the marks of handles to memory that is in no table of this process. It exists until the process ends. */
+/* Holds, until the process ends, the marks of handles to memory that is in no table of this process. */
 static struct exported nobodys;
 
 static uint64_t hash_of(const CUipcMemHandle *handle)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of cuMemAlloc, cuMemFree and similar functions. An allocation charges the memory, calls the
- * driver and stores the charge in a table under the pointer. A free does the reverse. It first removes the block from
- * the table, because another thread may get the same address at once. It uncharges the block last, so that the account
- * is never below the real usage.
+ * Defines the hooks (replacements) of cuMemAlloc, cuMemFree and similar functions. An allocation charges the memory,
+ * calls the driver and stores the charge in a table under the pointer. A free does the reverse. It first removes the
+ * block from the table, because another thread may get the same address at once. It uncharges the block last, so that
+ * the account is never below the real usage.
  */
 #include "memory.h"
 
@@ -17,8 +17,8 @@
 
 /* --- allocation ------------------------------------------------------------------------------------ */
 
-/* Allocates on the card, or in host memory if oversubscription is on and the card is full. *kind tells which of the
- * two. */
+/* Allocates on the card, or in host memory if the card is full and oversubscription (host_memory.c) is on. *kind tells
+ * which of the two. */
 static CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
 {
     *kind = BLOCK_PLAIN;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions for all kinds of device memory, which the hooks have in common. A hook is this library's replacement of a
- * driver function. events.c lists which of these functions release unused memory, and which run when a context ends. */
+/* Declares the functions that the hooks of all kinds of device memory have in common. A hook is this library's
+ * replacement of a driver function. events.c lists which of these functions release unused memory, and which run when a
+ * context ends. */
 #ifndef VGPU_MEMORY_H
 #define VGPU_MEMORY_H
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools of stream-ordered memory (cuMemAllocAsync). A process is charged the card memory that a pool has, and not the
- * memory that the program has requested from it. The reason is that a freed block stays in the pool until its stream
- * was synchronised, or longer. The driver reports the pool's size as reserved memory. The size is read around every
- * allocation and after every call that lets a pool shrink.
+ * Charges the pools of stream-ordered memory (cuMemAllocAsync). A process is charged the card memory that a pool has,
+ * and not the memory that the program has requested from it. The reason is that a freed block stays in the pool until
+ * its stream was synchronised, or longer. The driver reports the pool's size as reserved memory. The size is read
+ * around every allocation and after every call that lets a pool shrink.
  */
 #include "pool.h"
 
@@ -12,7 +12,7 @@
 
 #include <stdlib.h>
 
-/* List of all pools. They are added at the head and never removed, because a process has few pools. */
+/* List of all pools. Pools are added at the head and never removed, because a process has few of them. */
 static struct pool *_Atomic pools;
 static struct lock pools_lock;
 _Atomic uint32_t vgpu_pools_dirty;

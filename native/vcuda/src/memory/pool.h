@@ -20,7 +20,7 @@ struct pool {
     /* charged: bytes that are charged for the pool. */
     uint64_t charged;
     uint64_t shared;      /* shared: number that marks the pool's shareable handles (shareable.c); 0 if none exist. */
-    /* exported: true if the process's slot in the ledger counts the pool's memory as exported. */
+    /* exported: true if the process's slot (entry) in the ledger counts the pool's memory as exported. */
     bool exported;
     uint64_t outstanding; /* outstanding: bytes of the program's blocks that are not freed. */
     /* destroyed: true if the program has destroyed the pool. The record is still needed until the pool's last block is

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks (replacements) of calls that wait for the GPU. After such a call pools may have released memory and launches
- * have finished, so charges can be corrected. */
+/* Defines the hooks (replacements) of calls that wait for the GPU. After such a call pools may have released memory and
+ * launches have finished, so charges can be corrected. */
 #include "memory.h"
 
 #include "events.h"

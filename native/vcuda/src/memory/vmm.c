@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks (replacements) of CUDA's functions for virtual memory management. Physical memory that cuMemCreate creates
- * (here: an object) lives until its last handle is released and its last mapping is removed, in any order. Only then is
- * it uncharged. Memory that is bound to a multicast object or a sparse array stays charged until exit, because these
- * keep the memory for an unknown time. The memory is charged to the device of its location, which need not be the
+ * Defines the hooks (replacements) of CUDA's functions for virtual memory management. Physical memory that cuMemCreate
+ * creates (here: an object) lives until its last handle is released and its last mapping is removed, in any order. Only
+ * then is it uncharged. Memory that is bound to a multicast object or a sparse array stays charged until exit, because
+ * these keep the memory for an unknown time. The memory is charged to the device of its location, which need not be the
  * current device. vmm_shared.c handles sharing with other processes.
  *
  * No lock is held during a driver call, because a call for one GPU must not wait for a call for another GPU. A call
@@ -156,7 +156,7 @@ static void drop_handle(const struct physical *object, uint64_t handle)
         block_put(&vgpu_handles, &block);
 }
 
-/* Creates the memory on the card, or in host memory if oversubscription is on and the card is full. */
+/* Creates the memory on the card, or in host memory if the card is full and oversubscription (host_memory.c) is on. */
 static CUresult create(struct physical *object, CUmemGenericAllocationHandle *handle, const CUmemAllocationProp *properties,
                        unsigned long long flags)
 {

@@ -28,7 +28,7 @@ struct physical {
     /* kept: true if something uses the memory that the library does not track (vmm.c). Then the memory stays charged
      * until this process ends. */
     bool kept;
-    bool exported; /* exported: true if the process's slot in the ledger counts the memory as exported. */
+    bool exported; /* exported: true if the process's slot (entry) in the ledger counts the memory as exported. */
 };
 
 /* Protects these structures, vgpu_handles and vgpu_mappings; never held during a driver call. */

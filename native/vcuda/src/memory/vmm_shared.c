@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Virtual memory that is shared with other processes. Exported memory lives until its last shareable handle is closed
- * and its last import is released, in any process. The exporting process stays charged until then, so the container is
- * charged once. A handle is marked by a lock on its descriptor (shareable.c). An importing process locks a byte of the
- * ledger (the file with the container's charges) that stands for the object, as for IPC handles (ipc.c). If the
- * exporting process dies, its slot in the ledger keeps the charge while any handle or import exists.
+ * Charges virtual memory that is shared with other processes. Exported memory lives until its last shareable handle is
+ * closed and its last import is released, in any process. The exporting process stays charged until then, so the
+ * container is charged once. A handle is marked by a lock on its descriptor (shareable.c). An importing process locks a
+ * byte of the ledger (the file with the container's charges) that stands for the object, as for IPC handles (ipc.c). If
+ * the exporting process dies, its slot (its entry in the ledger) keeps the charge while any handle or import exists.
  *
- * A handle from another container is refused. If this container has created handles without a mark, an unmarked import
- * may be one of them. Only then is the memory also charged to the importing process when it is mapped.
+ * A handle from another container is refused. If this container has created handles without a mark, an import without a
+ * mark may be of such a handle. Only in this case is the memory also charged to the importing process, when it is
+ * mapped.
  */
 #include "vmm.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entries for driver functions whose version is newer than this library (driver/forms.c). A program gets an entry in
- * place of such a function. The entry sets the flag `due` for every device and jumps to the driver's function with all
- * parameters unchanged. Because of the flag, the next allocation or free compares the memory that NVML shows with the
- * charge, and charges the difference (context/unaccounted.c).
+ * Has the entries for driver functions whose version is newer than this library (driver/forms.c). A program gets an
+ * entry in place of such a function. The entry sets the flag `due` for every device and jumps to the driver's function
+ * with all parameters unchanged. Because of the flag, the next allocation or free compares the memory that NVML shows
+ * with the charge, and charges the difference (context/unaccounted.c).
  */
 #include "hooks.h"
 

@@ -25,7 +25,8 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
 
 void *vgpu_dlsym_entry(void *handle, const char *name);
 
-/* A search as for RTLD_NEXT. It finds the first object after the caller's object that has a symbol. */
+/* The state of a search like that of RTLD_NEXT: it finds the first object after the caller's object that has the
+ * symbol. */
 struct next {
     const char *name;
     uintptr_t after;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The NVML lists of processes on a GPU. They show only the container's processes, with their pids in the caller's
- * namespace and with their charges. The processes are read from the ledger (the file with the container's charges),
- * because some drivers list no processes in a container, and others list the host's pids. The driver is still called,
- * with a count of 0, so that its errors are returned. All processes of a container are shown as compute processes, so
- * the lists of graphics and MPS processes are empty.
+ * Replaces the NVML lists of processes on a GPU. The replaced lists show only the container's processes, with their
+ * pids in the caller's namespace and with their charges. The processes are read from the ledger (the file with the
+ * container's charges), because some drivers list no processes in a container, and others list the host's pids. The
+ * driver is still called, with a count of 0, so that its errors are returned. All processes of a container are shown as
+ * compute processes, so the lists of graphics and MPS processes are empty.
  */
 #include "nvml_shown.h"
 

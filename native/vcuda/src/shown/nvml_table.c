@@ -46,7 +46,7 @@ _Static_assert(sizeof(struct entry) == 4128 && offsetof(struct entry, name) == 3
 
 static void *_Atomic copy;
 
-/* Reads the program name of a process, which is its first argument. */
+/* Reads the program name of a process, that is, the first argument. */
 static void name_of(unsigned pid, char *name, size_t room)
 {
     char path[48];

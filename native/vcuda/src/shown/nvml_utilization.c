@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NVML's utilisation figures for a container. They show the GPU use of the container's own processes, relative to its
- * share of SM time, so 100 % is the whole share. A container can get more than its share if no other container needs
- * the GPU. Then the figures still show 100.
+ * Computes NVML's utilisation figures for a container. They show the GPU use of the container's own processes, relative
+ * to its share of SM time, so 100 % is the whole share. A container can get more than its share if no other container
+ * needs the GPU. Then the figures still show 100.
  *
- * The driver samples processes by pid. Its figures are used if its own list of processes contains the container's pids.
- * If it lists other pids (the host's) or none, the container's utilisation is unknown. Then the functions return
- * NOT_SUPPORTED, because they must never show the load of other containers.
+ * The driver samples processes by pid. The driver's figures are used if the driver's own list of processes contains the
+ * container's pids. If that list has other pids (the host's) or none, the container's utilisation is unknown. Then the
+ * functions return NOT_SUPPORTED, because they must never show the load of other containers.
  */
 #include "nvml_shown.h"
 
@@ -14,7 +14,8 @@
 #include <string.h>
 #include <time.h>
 
-/* NVML's own utilisation rates cover at most the last second, so the hooks look back for one second. */
+/* NVML's own utilisation rates cover at most the last second, so the hooks (replacements of NVML functions) look back
+ * for one second. */
 #define LOOK_BACK_US 1000000ull
 /* Number of samples for which there is room; a driver keeps fewer. */
 #define RING 256u

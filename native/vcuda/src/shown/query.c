@@ -52,8 +52,8 @@ static bool show_current(enum control control, uint64_t card_free, struct shown 
         memory_beyond(device, card_free);
     if (!show(device->uuid, device->nvml_index, shown))
         return false;
-    /* Show at most the card's free memory as free. There is one exception: with oversubscription every allocation may
-     * be able to use host memory instead. */
+    /* Show at most the card's free memory as free. There is one exception: with oversubscription (host_memory.c) every
+     * allocation may be able to use host memory instead. */
     if (shown->free > card_free && !(limits_oversubscribe() && host_memory_complete()))
         shown->free = card_free;
     return true;

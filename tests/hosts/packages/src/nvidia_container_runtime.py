@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces NVIDIA's nvidia-container-runtime on the simulated hosts: an OCI runtime that injects GPUs by CDI and then
-executes runc.
+"""Replaces NVIDIA's nvidia-container-runtime on the simulated hosts: an OCI runtime that injects GPUs by CDI (Container
+Device Interface) and then executes runc.
 
 Does what NVIDIA's program does in its CDI mode: reads NVIDIA_VISIBLE_DEVICES of the container, resolves each device in
 the CDI specifications of the host, edits the bundle's config.json and executes the real runtime with the same
@@ -36,7 +36,7 @@ class RuntimeFault(Exception):
 
 
 def setting(name: str, default: str) -> str:
-    """Return one key of config.toml as text. Sections are ignored: no two sections share a key that is read here."""
+    """Returns one key of config.toml as text. Sections are ignored: no two sections share a key that is read here."""
     with contextlib.suppress(OSError):
         found = re.search(rf"^\s*{re.escape(name)}\s*=\s*(.+?)\s*$", CONFIG.read_text(), re.MULTILINE)
         if found:
@@ -45,7 +45,7 @@ def setting(name: str, default: str) -> str:
 
 
 def listed(name: str, default: str) -> list[str]:
-    """Return one key of config.toml that is a list of strings, on one line."""
+    """Returns one key of config.toml that is a list of strings, on one line."""
     return re.findall(r'"([^"]+)"', setting(name, default))
 
 
@@ -54,7 +54,7 @@ def spec_dirs() -> list[Path]:
 
 
 def command_of(words: list[str]) -> tuple[str, str, str | None]:
-    """Return the command, the bundle's folder and runc's log file, from runc's command line."""
+    """Returns the command, the bundle's folder and runc's log file, from runc's command line."""
     command, log = "", None
     place = 0
     while place < len(words):
@@ -79,8 +79,8 @@ def command_of(words: list[str]) -> tuple[str, str, str | None]:
 
 
 def requested(config: dict[str, Any]) -> list[str]:
-    """Return the device names that the container requests: by its mounts if the configuration accepts such requests,
-    else by its variable. Return None if the variable is unset, empty, ``void`` or ``none``.
+    """Returns the device names that the container requests: by its mounts if the configuration accepts such requests,
+    else by its variable. Returns None if the variable is unset, empty, ``void`` or ``none``.
     """
     mounted = by_mounts(config)
     if mounted:
@@ -100,7 +100,7 @@ def requested(config: dict[str, Any]) -> list[str]:
 
 
 def by_mounts(config: dict[str, Any]) -> list[str]:
-    """Return the devices named by mounts of /dev/null, if the configuration accepts such mounts."""
+    """Returns the devices named by mounts of /dev/null, if the configuration accepts such mounts."""
     if setting("accept-nvidia-visible-devices-as-volume-mounts", "false") != "true":
         return []
     found = []
@@ -116,7 +116,7 @@ def privileged(config: dict[str, Any]) -> bool:
 
 
 def specifications() -> list[dict[str, Any]]:
-    """Return the CDI specifications of the kind nvidia.com/gpu. Only specifications in JSON (which is also YAML) are
+    """Returns the CDI specifications of the kind nvidia.com/gpu. Only specifications in JSON (which is also YAML) are
     read, because nodes have no YAML parser."""
     found = []
     for folder in spec_dirs():
@@ -134,7 +134,7 @@ def specifications() -> list[dict[str, Any]]:
 
 
 def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the container edits of the devices. As CDI requires, a device's edits come before the edits of its
+    """Returns the container edits of the devices. As CDI requires, a device's edits come before the edits of its
     specification."""
     edits, specs_used = [], []
     for name in dict.fromkeys(names):
@@ -155,7 +155,7 @@ def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def apply(config: dict[str, Any], edit: dict[str, Any]) -> None:
-    """Apply one set of CDI container edits to an OCI configuration."""
+    """Applies one set of CDI container edits to an OCI configuration."""
     process = config.setdefault("process", {})
     # Appended even if the variable is set already: runc sets them in order, so the last value counts.
     process["env"] = [*process.get("env", []), *edit.get("env", [])]
@@ -195,7 +195,7 @@ def add_device(config: dict[str, Any], node: dict[str, Any]) -> None:
 
 
 def simulation_mounts(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the mounts of the simulated driver's profile and state that a container with the driver lacks."""
+    """Returns the mounts of the simulated driver's profile and state that a container with the driver lacks."""
     destinations = {one["destination"] for one in config.get("mounts", [])}
     if not any(os.path.basename(one) == "libcuda.so.1" for one in destinations):
         return []
@@ -209,7 +209,7 @@ def simulation_mounts(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def inject(bundle: str) -> None:
-    """Edit the bundle's config.json; leave it unchanged if the container requests no GPU and has no driver."""
+    """Edits the bundle's config.json; leaves it unchanged if the container requests no GPU and has no driver."""
     path = Path(bundle) / "config.json"
     config = json.loads(path.read_text())
     names = requested(config)

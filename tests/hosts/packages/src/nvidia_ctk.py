@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces NVIDIA's nvidia-ctk on the simulated hosts, with the commands ``cdi generate`` and ``cdi list``.
 
-``cdi generate`` asks NVML for the GPUs, as NVIDIA's program does, and writes a CDI specification of kind nvidia.com/gpu
-with a device for each index, each UUID and ``all``. Unlike NVIDIA's program, it also mounts the simulated driver's
-profile and state, which a container must share with its host (``simulation_mounts``).
+``cdi generate`` asks NVML for the GPUs, as NVIDIA's program does, and writes a specification of CDI (Container Device
+Interface) of kind nvidia.com/gpu with a device for each index, each UUID and ``all``. Unlike NVIDIA's program, it also
+mounts the simulated driver's profile and state, which a container must share with its host (``simulation_mounts``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def bind(host: str, container: str, options: list[str]) -> dict[str, Any]:
 
 
 def library_mounts() -> list[dict[str, Any]]:
-    """Return the mount of each driver library, from the host's path to a path that a glibc image's loader searches by
+    """Returns the mount of each driver library, from the host's path to a path that a glibc image's loader searches by
     default. So no hook is needed. NVIDIA's program keeps the host's path and runs ldconfig in the container by a
     hook."""
     cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
@@ -92,7 +92,7 @@ def program_mounts() -> list[dict[str, Any]]:
 
 
 def simulation_mounts() -> list[dict[str, Any]]:
-    """Return the mounts of the simulated driver's profile and state, if this host has them."""
+    """Returns the mounts of the simulated driver's profile and state, if this host has them."""
     profile = os.environ.get("GPUSIM_PROFILE", "/etc/gpusim/host.profile")
     state = os.environ.get("GPUSIM_STATE", "/dev/shm/gpusim.state")
     mounts = [bind(profile, profile, READ_ONLY)] if os.path.exists(profile) else []

@@ -2,8 +2,9 @@
 /*
  * This file is linked with the objects of the simulated driver, and the result simulates a newer driver. This file
  * defines those functions of CUDA 13.5 that allocate memory or begin a capture, and cuMemAlloc_v9, an invented function
- * of a future CUDA. Its cuGetProcAddress returns these functions, and passes all other names to the simulated driver's
- * own cuGetProcAddress, which the test has renamed. -DNVML compiles a newer NVML in the same way.
+ * of a future CUDA. The cuGetProcAddress of this file returns these functions, and passes all other names to the
+ * simulated driver's own cuGetProcAddress, which the test has renamed. With -DNVML this file defines a function of a
+ * newer NVML instead.
  */
 #include "driver/cuda_abi.h"
 
@@ -151,8 +152,8 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *propertie
 
 /* --- a version that the library does not know ------------------------------------------------------------------ */
 
-/* The function has so many parameters that these fill every parameter register and a part of the stack. If the
- * library loses a parameter on the way to the driver, the test notices it. */
+/* The parameters of this function fill every parameter register and a part of the stack. If the library loses a
+ * parameter on the way to the driver, the test notices it. */
 API CUresult cuMemAlloc_v9(CUdeviceptr *pointer, size_t bytes, int two, int three, int four, int five, double half, double third,
                            int seven, int eight)
 {

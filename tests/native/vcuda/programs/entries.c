@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests src/routes/newer_entry.S alone. If a program looks up a driver function whose parameters the library does not
- * know, the library returns one of the entries of that file instead. Each entry must pass all arguments on to its
- * driver function. It must also mark every device, so that the library then checks the device's memory. */
+ * know, the library returns one of the entries of that file instead of the driver's function. Each entry must pass all
+ * arguments on to its driver function. Each entry must also mark every device, so that the library then checks the
+ * device's memory. */
 #include "account/counters.h"
 
 #include <stdio.h>

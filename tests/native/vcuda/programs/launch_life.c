@@ -2,7 +2,8 @@
 /*
  * Does what programs may legally do while the library limits their launches. Usage: launch_life WHAT. Each case must
  * end as it does without the library. The library measures launches in groups (segments): it records an event before
- * and after each segment. This pair is a fence. It is open until the library's controller thread has read its events.
+ * and after each segment. This pair is a fence. A fence is open until the library's controller thread has read the two
+ * events.
  *
  *   contexts   contexts and streams are created and destroyed while work is queued
  *   streams    one thread launches, another destroys the stream afterwards, and a new stream gets the same handle

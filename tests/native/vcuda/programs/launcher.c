@@ -120,7 +120,7 @@ static void *work(void *unused)
         if (is("sync") && count % 2)
             MUST(cuStreamSynchronize(streams[0]));
         if (is("sync") && count % 16 == 0)
-            MUST(cuCtxSetCurrent(context)); /* Already current, so cuCtxSetCurrent must change nothing. */
+            MUST(cuCtxSetCurrent(context)); /* The context is current already, so this call must change nothing. */
         double stop = now();
         /* Ignore the first second, in which the limiter learns the kernel's cost. */
         if (stop > end - seconds + 1 && stop - start > longest)

@@ -4,7 +4,10 @@
  * WHAT
  *
  *   WAY    how the program looks these functions up: link, proc (cuGetProcAddress), handle, next or default (dlsym)
- *   WHAT   cig, recapture, cig-per-thread, recapture-per-thread: captures 200 launches, prints the number of nodes
+ *   WHAT   cig: captures 200 launches by cuStreamBeginCaptureToCig, which captures for graphics (CUDA in Graphics)
+ *          recapture: captures 200 launches by cuStreamBeginRecaptureToGraph, which captures into an existing graph
+ *          cig-per-thread, recapture-per-thread: like these two, but by the functions for per-thread default streams
+ *          (suffix _ptsz); each of the four prints the number of captured nodes
  *          memory: allocates 64 MiB three times by a version of cuMemAlloc newer than the library, then 1 MiB by the usual
  *          version; prints a line after each allocation and waits for an input line
  */

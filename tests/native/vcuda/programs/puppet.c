@@ -100,7 +100,7 @@ static int threads(unsigned count, unsigned rounds, size_t bytes, CUcontext cont
     return 1;
 }
 
-/* Allocates by the call that the command names. Returns 0 if the command is none of these, else 1. */
+/* Allocates by the call that the command names. Returns 1, or 0 if the command names no such call. */
 static int allocate(const char *verb, int to, unsigned long long a, unsigned long long b, unsigned long long c)
 {
     CUdeviceptr pointer = 0;

@@ -151,7 +151,7 @@ static bool take(uint64_t key, struct block *block)
 
 static void blocks(void)
 {
-    /* The index is the block's number and also its owner; the value is its size in bytes, or 0 if it is absent. */
+    /* The index is the block's number and its owner; the value is the block's size in bytes, 0 if absent. */
     static uint64_t model[KEYS];
     for (unsigned round = 0; round < 400000; round++) {
         uint64_t index = random_number() % KEYS, key = index * 4096 + 1;

@@ -127,7 +127,7 @@ def test_xid_without_a_gpu_counts_for_all_gpus(node, daemon, capsys):
     until(lambda: values(text(node, capsys))["vgpu_gpu_xids_total"] == [1, 1], "the Xid event on each GPU")
 
 
-def test_metrics_of_a_plugin_of_a_former_version():
+def test_values_missing_in_a_former_version_have_no_samples():
     """A plugin of an older version reports no power, clocks and errors. The new vgpuctl must then omit these metrics
     instead of writing 0.
     """

@@ -58,7 +58,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("method", "path", "status"), REQUESTS)
-def test_http_status_by_method_and_path(serve, method, path, status):
+def test_http_status_depends_on_method_and_path(serve, method, path, status):
     found, body = get(serve("127.0.0.1:0").port, path, method)
     assert found == status
     assert (body == TEXT) == (status == 200)

@@ -88,7 +88,7 @@ def test_calls_match_the_proto_file():
     assert all(callable(getattr(admin_answers.Admin, name)) for name in expected)
 
 
-def test_long_response_from_a_root_only_socket(server, path):
+def test_root_only_socket_sends_a_long_response(server, path):
     assert len(ask(path).version) == 300_000
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in Path().iterdir()] == ["plugin.sock"]

@@ -39,7 +39,7 @@ def devices_of(answer) -> list[tuple[str, int, int]]:
     return [(one["uuid"], one["memory_bytes"] // MIB, one["sm_percent"]) for one in limits_of(answer)["devices"]]
 
 
-def test_limits_of_slices(node):
+def test_slices_have_these_limits(node):
     """Each row of the table has four inputs: the GPU's MiB, the number of slices per GPU, and the scaling factors of
     memory and of cores. The last two values are the expected MiB and percent of the SMs for one slice.
     """
@@ -109,7 +109,7 @@ def test_allocation_has_files_with_these_modes(node):
     assert [one["uuid"] for one in tenant["devices"]] == [node.gpus[0].uuid]
 
 
-def test_mounts_of_a_new_container(node):
+def test_new_container_has_these_mounts(node):
     """The arbiter and the watcher are programs of the node. The mounted folder has hard links to the files that they
     use, and empty mount points for the files that the container writes.
     """

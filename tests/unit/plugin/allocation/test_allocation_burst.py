@@ -49,7 +49,7 @@ SPREAD = [
 
 
 @pytest.mark.parametrize(("_about", "room", "holders", "expected"), SPREAD, ids=[row[0] for row in SPREAD])
-def test_distribution_of_burst_memory(_about, room, holders, expected):
+def test_burst_memory_is_distributed_among_bursting_pods(_about, room, holders, expected):
     found = [Holder(Bounds(promised, limit), used) for promised, limit, used in holders]
     assert spread(room, found) == expected
 

@@ -102,7 +102,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("uuid", "terms", "sentence"), BAD)
-def test_invalid_lease_terms(node, uuid, terms, sentence):
+def test_invalid_lease_terms_are_refused(node, uuid, terms, sentence):
     with pytest.raises(BadRequest, match=sentence):
         leases_of(node, node.parts()).lease(node.gpus[0].uuid if uuid else "", terms=terms)
 
@@ -175,7 +175,7 @@ def test_reboot(node, seen):
     assert (node.paths.allocations / answer.allocation / "rw/ledger").stat().st_ino == made
 
 
-def test_checks_lease_does_not_query_an_engine(node):
+def test_lease_without_a_container_queries_no_engine(node):
     parts, engines = node.parts(), Engines()
     leases = leases_of(node, parts, engines)
     leases.lease()

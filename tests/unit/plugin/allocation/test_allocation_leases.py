@@ -82,7 +82,7 @@ def test_unhealthy_gpu_is_not_leased(node):
         ("", 3601, BadRequest, "expected 1 to 3600"),
     ],
 )
-def test_invalid_lease_requests(node, uuid, ttl, kind, sentence):
+def test_invalid_lease_requests_are_refused(node, uuid, ttl, kind, sentence):
     with pytest.raises(kind, match=sentence):
         leases_of(node, node.parts()).lease(uuid, ttl)
 

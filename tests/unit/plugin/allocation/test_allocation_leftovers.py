@@ -123,7 +123,7 @@ def test_broken_slice_does_not_affect_others(node, monkeypatch):
     assert outside.notes() == []
 
 
-def test_no_slice_can_be_offered(node):
+def test_fault_of_all_slices_causes_one_warning(node):
     """A fault that affects all slices causes one warning in the status, not one for each slice."""
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()

@@ -495,7 +495,7 @@ def test_ended_slice_is_not_offered_while_a_larger_slice_uses_its_memory(ground)
 
 
 SHARES = [
-    # columns: cores scaling, SM % of each of four slices, words of the refusal of 60 % (empty: allowed)
+    # columns: cores scaling, SM % of each of four slices; expected words of the refusal of 60 % ("": allowed)
     ("1", 25, "60 % of the SMs are asked for, 75 of 100 % are held"),
     ("2", 50, "60 % of the SMs are asked for, 150 of 200 % are held"),
     ("4", 100, ""),

@@ -34,7 +34,7 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("offered", "others", "requested", "fits"), SHARES)
-def test_percent_next_to_equal_slices(offered: list[int], others: int, requested: int, fits: bool) -> None:
+def test_percent_must_fit_next_to_equal_slices(offered: list[int], others: int, requested: int, fits: bool) -> None:
     pieces = [Piece(f"{GPU}::{n}", GPU, 100, percent, "gpu", "vcuda", GPU) for n, percent in enumerate(offered)]
     reason = crowded(pieces, Held(0, others), requested)
     assert (reason == "") is fits

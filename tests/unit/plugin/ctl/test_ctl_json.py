@@ -147,8 +147,8 @@ def test_errors_are_printed_as_json(node, daemon, capsys, words, status, code, s
 
 
 def test_states_of_slices(node, kubelet, running, capsys):
-    """If a GPU has a fault, all its slices are unhealthy, also slices in use. A leased slice is in use, not unhealthy,
-    although the kubelet sees it as unhealthy.
+    """If a GPU has a fault, all its slices are unhealthy, also slices in use. A leased slice of a healthy GPU is in
+    use, not unhealthy, although the kubelet sees it as unhealthy.
     """
     node.configure(splitCount=2)
     source = FakeGpus(node.gpus)

@@ -123,12 +123,12 @@ def test_wrong_command_line_exits_with_2(node, capsys, words, said):
     assert (status, out, said in err) == (2, "", True), err
 
 
-def test_argument_that_is_not_valid_utf8(vgpuctl):
+def test_argument_that_is_not_valid_utf8_is_refused(vgpuctl):
     done = subprocess.run([*vgpuctl, "release", b"\xff\xfe"], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is not valid UTF-8\n")
 
 
-def test_exit_status_by_kind_of_error(node, daemon, capsys):
+def test_exit_status_depends_on_the_error(node, daemon, capsys):
     # columns: the command line; expected exit status, expected words of its output, expected words of its error
     rows = [
         ("status", 0, "plugin ", ""),
@@ -161,7 +161,7 @@ def test_write_error_of_the_output_is_reported(vgpuctl, daemon):
     assert (done.returncode, done.stderr) == (1, b"vgpuctl: [Errno 28] No space left on device\n")
 
 
-def test_help_in_a_terminal_without_unicode(vgpuctl):
+def test_help_is_printed_in_a_terminal_without_unicode(vgpuctl):
     done = run(vgpuctl, "exec --help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, "-- PROGRAM ?" in done.stdout) == (0, True), done.stderr
 
@@ -237,7 +237,7 @@ def test_signal_just_before_the_release_leaves_no_lease(
     assert allocations(vgpuctl) == []
 
 
-# columns: the case, the program, which leaves a process in a new session, the signal to exec, the exit status
+# columns: the case, the program, which leaves a process in a new session, the signal to exec; expected exit status
 LEFT = [
     ("program exits", "setsid sleep 1000 & echo $! > {0}/left; exit 7", None, 7),
     ("SIGTERM to exec", "setsid sleep 1000 & echo $! > {0}/left; wait", signal.SIGTERM, 143),

@@ -61,7 +61,7 @@ def cluster(made, events=()):
 
 
 TOLD = [
-    # columns: the pod, its events; words that the explanation must contain, words that it must not contain
+    # columns: the pod, its events; expected: words that the explanation contains, words that it does not contain
     (
         pod(),
         [],
@@ -103,7 +103,7 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("made", "events", "words", "absent"), TOLD)
-def test_explanation_by_the_api_server(made, events, words, absent):
+def test_explanation_follows_pod_and_events_of_the_api_server(made, events, words, absent):
     text = "\n".join(ctl_pod.of_api(cluster(made, events), "team", "a"))
     assert all(word in text for word in words), text
     assert not any(word in text for word in absent), text
@@ -126,7 +126,7 @@ def test_forbidden_events_are_reported():
 
 @pytest.fixture
 def scheduler():
-    """Starts a scheduler double that knows only the pod team/a."""
+    """Starts a double (test replacement) of the scheduler that knows only the pod team/a."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):

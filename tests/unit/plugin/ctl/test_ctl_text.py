@@ -99,7 +99,7 @@ WITHHELD = [
 
 
 @pytest.mark.parametrize(("kind", "health", "state", "reason", "why"), WITHHELD)
-def test_reason_for_a_withheld_slice(kind, health, state, reason, why):
+def test_withheld_slice_has_a_reason(kind, health, state, reason, why):
     held = {"GPU-a::0": kind} if kind else {}
     one = piece(0, health=health, in_use=state == "in use", state=state)
     answer = status([one], held, reason=reason, healthy=not reason)

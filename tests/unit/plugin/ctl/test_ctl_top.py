@@ -51,7 +51,7 @@ def test_names_are_shortened_before_figures(width):
         assert lines[1].startswith("0    ml/train") and lines[2].endswith("torchrun")
 
 
-# columns: the changed fields of a usage; the expected tenant name, the expected last words of its lines
+# columns: the changed fields of a usage; the expected tenant name, the expected last words of the tenant's lines
 SHOWN = [
     ({}, "ml/train/main", ["-", "3 in ledger"]),
     ({"processes": 0}, "ml/train/main", ["-", "-"]),
@@ -62,7 +62,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("changes", "tenant", "end"), SHOWN)
-def test_tenant_of_a_usage(changes, tenant, end):
+def test_usage_is_shown_with_its_tenant(changes, tenant, end):
     (line,) = ctl_top.top([row("train", **changes)], indexes={UUID: 3}).splitlines()[1:]
     cells = re.split(r"\s{2,}", line)
     assert (cells[0], cells[1], cells[-2:]) == ("3", tenant, end)

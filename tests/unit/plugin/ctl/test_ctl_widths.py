@@ -3,7 +3,7 @@
 column of figures has a unit, and each fault appears once.
 
 On this node GPU 0 is full, GPU 1 had Xid 79 (an error number of the driver), GPU 2 has a process that belongs to no
-allocation, and GPU 3 is off the bus. A lease (a slice reserved for a container of docker or podman) has no container.
+allocation, GPU 3 is off the bus, and a lease (a slice reserved for a container of docker or podman) has no container.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_no_line_is_wider_than_the_terminal(name, width):
     assert [line for line in SHOWN[name](width).splitlines() if len(line) > width] == []
 
 
-# columns: the command; the words that its output must contain at every width, and how often
+# columns: the command; expected: words of its output at every width, and how often they occur
 SAID = [
     ("status", XID, 1),
     ("status", LOST, 1),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the whole device plugin on a node that offers its GPUs by ResourceClaims. The kubelet's claim manager and the
-API server are doubles, which the plugin reaches over real sockets and HTTP.
+"""Tests the whole device plugin on a node that offers its GPUs by ResourceClaims. The kubelet's claim manager (the part
+that prepares claims) and the API server are doubles, which the plugin reaches over real sockets and HTTP.
 
 The kubelet double behaves like kubelet 1.36.3, whose calls were recorded. It deletes the node's ResourceSlices when it
-starts and when the plugin is gone. It prepares a claim only once, also if a container restarts, and it adds later
-responses to the earlier ones.
+starts and when the plugin is gone. It prepares a claim only once, also if a container restarts, and the double adds
+later responses to the earlier ones.
 """
 
 from __future__ import annotations

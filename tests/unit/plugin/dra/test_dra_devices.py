@@ -104,7 +104,7 @@ CAPACITIES = [
 
 
 @pytest.mark.parametrize(("config", "capacities"), CAPACITIES)
-def test_capacities_of_a_shared_card(config: dict[str, Any], capacities: dict[str, Any]) -> None:
+def test_capacities_follow_the_configuration_of_the_node(config: dict[str, Any], capacities: dict[str, Any]) -> None:
     first = devices(config)[0]
     assert first["allowMultipleAllocations"] is True
     found = {

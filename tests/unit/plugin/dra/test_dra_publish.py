@@ -42,7 +42,7 @@ class Broken:
         self.stopped.set()
 
 
-# columns: task of a thread; whether it warns the node's administrator of the error
+# columns: task of a thread; expected: whether the thread warns the node's administrator of the error
 @pytest.mark.parametrize(("task", "warns"), [("run", True), ("follow", False)])
 def test_thread_survives_an_unexpected_error(monkeypatch: pytest.MonkeyPatch, task: str, warns: bool) -> None:
     monkeypatch.setattr(publish, "LAST_RETRY_S", 0.01)

@@ -51,7 +51,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize(("strategy", "more", "visible", "mounts", "devices", "annotations"), STRATEGIES)
-def test_response_by_device_list_strategy(node, strategy, more, visible, mounts, devices, annotations):
+def test_response_depends_on_the_device_list_strategy(node, strategy, more, visible, mounts, devices, annotations):
     configured(node, deviceListStrategy=strategy, **more)
     _pool, allocator, _files = node.parts()
     uuids = [gpu.uuid for gpu in node.gpus]
@@ -121,7 +121,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("kubelet", "containerd", "crio", "nvidia", "wanted"), HOSTS)
-def test_choice_of_the_strategy_auto(tmp_path, kubelet, containerd, crio, nvidia, wanted):
+def test_strategy_auto_follows_the_host(tmp_path, kubelet, containerd, crio, nvidia, wanted):
     files = {
         "etc/containerd/config.toml": containerd,
         "etc/crio/crio.conf": "" if crio else None,

@@ -72,7 +72,7 @@ def test_too_many_streams_are_refused(served, monkeypatch):
     assert next(stub.ListAndWatch(api.Empty()))
 
 
-def test_very_many_streams():
+def test_very_many_streams_do_not_block_other_calls():
     """Each stream occupies a thread. Other calls have their own threads, so many streams cannot block them."""
     assert service.MAX_STREAMS >= 256
     assert service.WORKERS > service.MAX_STREAMS

@@ -38,8 +38,7 @@ class Host:
         pass
 
 
-# Each row has successive events. After each event the plugin checks whether the driver was loaded again; the second
-# value is the expected answer.
+# Each row has successive pairs: an event; expected: whether the plugin then detects that the driver was loaded again.
 STORIES = [
     ([("nothing", False), ("nothing", False)]),
     ([("load", True), ("nothing", False), ("load", True)]),

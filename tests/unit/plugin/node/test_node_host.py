@@ -81,7 +81,7 @@ ENTRIES = [
 @pytest.mark.parametrize(
     ("about", "one", "ids", "allocation", "library", "uuids"), ENTRIES, ids=[one[0] for one in ENTRIES]
 )
-def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, library, uuids):
+def test_entries_of_the_checkpoint_are_read(tmp_path, about, one, ids, allocation, library, uuids):
     path = tmp_path / "checkpoint"
     other = entry({"0": ["z"]}, resource="example.com/other")
     data = {"PodDeviceEntries": [other, one], "RegisteredDevices": {RESOURCE: ["a", "c"], "example.com/other": ["z"]}}
@@ -122,7 +122,7 @@ def test_checkpoint_without_entries_has_no_allocation(tmp_path):
         ("00000000:3b:00.0", "0000:3b:00.0", "", -1),
     ],
 )
-def test_numa_node_of_a_pci_address(tmp_path, pci, file, content, node):
+def test_numa_node_is_read_by_pci_address(tmp_path, pci, file, content, node):
     folder = tmp_path / "bus/pci/devices" / file
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text(content)
@@ -174,7 +174,7 @@ def test_nvml_events_are_read(monkeypatch, tmp_path):
     assert all(one is sets[0] for one in sets)
 
 
-def test_health_marks_only_the_gpu_and_not_for_faults_of_applications(running):
+def test_only_the_gpu_with_a_hardware_fault_is_unhealthy(running):
     found = gpus("T4", "T4")
     pool, source = Pool(found, []), FakeGpus(found)
     running(HealthWatch(source, pool))

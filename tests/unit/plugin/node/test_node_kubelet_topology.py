@@ -36,7 +36,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
-def test_topology_settings_of_a_file(text, expected):
+def test_topology_settings_are_read_from_the_file(text, expected):
     assert parse(text) == expected
 
 
@@ -54,6 +54,6 @@ def test_changed_file_is_read_again(tmp_path):
     assert topology.read() == NO_POLICY
 
 
-def test_location_of_the_kubelets_configuration(tmp_path):
+def test_kubelet_configuration_is_below_the_root_of_the_host(tmp_path):
     assert str(Paths().kubelet_config) == "/var/lib/kubelet/config.yaml"
     assert Paths(host_root=tmp_path, in_container=True).kubelet_config == tmp_path / "var/lib/kubelet/config.yaml"

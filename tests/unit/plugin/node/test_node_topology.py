@@ -90,7 +90,7 @@ def test_choice_is_nearly_optimal(cards, sizes, least):
         assert worth(nearest(order, [], size, links, order), links) >= least * best
 
 
-def test_scores_of_interconnects():
+def test_interconnects_have_these_scores():
     found = scores({("A", "B"): 10, ("A", "C"): 50}, {("A", "B"): 2, ("B", "A"): 2}, {"B": 6, "C": 4})
     assert {uuid: dict(row) for uuid, row in found.items()} == {
         "A": {"B": 250, "C": 10},
@@ -128,7 +128,7 @@ class Driver:
         return SimpleNamespace(busId=self.links[handle][link].encode())
 
 
-def test_interconnects_reported_by_the_driver():
+def test_interconnects_are_read_from_the_driver():
     nvml = Nvml.__new__(Nvml)
     nvml._nvml = Driver()
     cards = [SimpleNamespace(uuid=u, index=n, pci=f"00000000:{n + 1:02x}:00.0") for n, u in enumerate("abc")]

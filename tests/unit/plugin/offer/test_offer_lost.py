@@ -152,7 +152,7 @@ def test_only_a_lost_gpu_is_forgotten(node, begin, capsys, which):
     assert len(ask(node, capsys, "status")["gpus"]) == 3
 
 
-def test_lost_while_the_program_runs_and_restarted(node, kubelet, begin, capsys):
+def test_status_of_a_lost_gpu_is_the_same_after_a_restart(node, kubelet, begin, capsys):
     """If a GPU is lost while the program runs, the status must be the same after a restart of the program."""
     source = begin(node.gpus)
     source.listed = node.gpus[:2]

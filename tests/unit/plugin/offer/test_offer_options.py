@@ -86,7 +86,7 @@ def chosen(arguments: list[str], environment: dict[str, str]):
 @pytest.mark.parametrize(
     ("flag", "variable", "place", "file", "environment", "said"), ROWS, ids=[row[0] for row in ROWS]
 )
-def test_precedence_of_flag_environment_and_file(tmp_path, flag, variable, place, file, environment, said):
+def test_precedence_is_flag_environment_file(tmp_path, flag, variable, place, file, environment, said):
     path = tmp_path / "node.yaml"
     file_with(path, place, file)
     number = isinstance(file, int) and not isinstance(file, bool)

@@ -31,7 +31,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
-def test_preferred_slices(about, available, must, size, answer):
+def test_preferred_slices_are_as_in_the_table(about, available, must, size, answer):
     assert preferred(available, must, size, TOTALS, ORDER) == answer
     # The kubelet may pass the ids in any order.
     assert preferred(list(reversed(available)), must, size, TOTALS, ORDER) == answer

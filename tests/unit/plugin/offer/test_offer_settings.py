@@ -78,7 +78,7 @@ def test_loaded_configuration_is_identified_by_its_digest(tmp_path):
         ({"splitCount": 1024, "memoryScaling": "0.001"}, "less than 1 MiB a slice"),
     ],
 )
-def test_configuration_that_contradicts_the_gpus(tmp_path, vcuda, sentence):
+def test_configuration_that_contradicts_the_gpus_is_refused(tmp_path, vcuda, sentence):
     path = tmp_path / "node.yaml"
     path.write_text(json.dumps({"version": "v1", "sharing": {"vcuda": vcuda}}))
     with pytest.raises(Fatal, match=sentence):

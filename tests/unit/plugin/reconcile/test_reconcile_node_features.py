@@ -79,7 +79,7 @@ PATCHES: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str], Any, An
 
 
 @pytest.mark.parametrize(("labels", "annotations", "desired", "changed", "names"), PATCHES.values(), ids=PATCHES)
-def test_patch_of_labels_and_annotation(labels, annotations, desired, changed, names):
+def test_patch_has_the_changed_labels_and_annotation(labels, annotations, desired, changed, names):
     found = node_features.patch({"labels": labels, "annotations": annotations}, desired)
     metadata = (found or {"metadata": {}})["metadata"]
     assert metadata.get("labels") == changed
@@ -87,7 +87,7 @@ def test_patch_of_labels_and_annotation(labels, annotations, desired, changed, n
     assert (found is None) == (changed is None and names == "-")
 
 
-def test_node_without_labels_or_annotations():
+def test_node_without_labels_or_annotations_can_be_patched():
     assert node_features.patch({}, {}) is None
     assert node_features.patch({"labels": None, "annotations": None}, {COUNT: "1"}) is not None
 

@@ -204,7 +204,7 @@ def test_removal_deletes_condition_and_taint(node, api, start):
     assert (condition(api), taints(api)) == ({}, [OTHER])
 
 
-def test_option_for_the_taint_of_an_unhealthy_node():
+def test_taint_option_accepts_only_known_policies():
     assert parser().parse_args(["--unhealthy-taint=all"]).unhealthy_taint == "all"
     assert parser().parse_args([]).unhealthy_taint == "none"
     with pytest.raises(SystemExit):

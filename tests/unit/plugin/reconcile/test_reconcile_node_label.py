@@ -180,7 +180,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("words", UNREADABLE)
-def test_unreadable_configuration_folder(node, kubelet, api, start, capsys, monkeypatch, words):
+def test_unreadable_configuration_folder_is_reported(node, kubelet, api, start, capsys, monkeypatch, words):
     """The active configuration stays, and the report names the folder as the cause, not the label."""
     start()
     until(lambda: capacity(kubelet) == 8, "the node's own configuration")
@@ -480,7 +480,7 @@ def test_purge_restores_the_node_object(node, kubelet, api, start, kubeconfig):
     assert (settled(api), [call for call in api.calls if call[0] == "PATCH"]) == (before, writes)
 
 
-# columns: the refused verb and the API server's response, words of purge's error (empty: no error)
+# columns: the refused verb and the API server's response; expected words of purge's error ("": no error)
 ANSWERS = [
     (("GET", (404, 'nodes "node-1" not found')), ""),
     (

@@ -126,7 +126,7 @@ def test_new_split_waits_for_the_last_slice(node, kubelet, daemon, capsys, monke
     put(node, node_yaml(node.library_root, splitCount=2))
     until(lambda: capacity(kubelet) == 6, "the free GPU's new split")
     # A split is the number of slices of a GPU. The name of the container's slice exists in both splits, but with
-    # different sizes. So its GPU keeps the old split until the slice is free.
+    # different sizes. So the container's GPU keeps the old split until the slice is free.
     kubelet.delete_pod("one")
     # The kubelet's checkpoint still names the deleted pod; its PodResources service shows that the pod has ended.
     server = podresources.serve(kubelet, node.paths.pod_resources)

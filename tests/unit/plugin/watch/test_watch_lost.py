@@ -151,8 +151,8 @@ def test_container_with_an_unreadable_ledger_is_listed(watched, ledger):
     assert row.memory_driver == 900 * MIB
 
 
-# A line from the memory map (/proc/<pid>/maps) of a process that maps a file on the tmpfs 0:50; whether this file was
-# removed.
+# columns: a line from the memory map (/proc/<pid>/maps) of a process that maps a file on the tmpfs 0:50, whether this
+# file was removed
 MAPS = [
     ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /dev/vgpu/0/ledger (deleted)", True),
     ("7f0000000000-7f0000051000 rw-s 00000000 00:32 4                          /ledger", False),

@@ -244,7 +244,7 @@ def test_mounts_of_a_container(watched, about, listed, said, old):
     assert [one.allocation for one in watched.watch.state().old_mounts] == (["aaaa"] if old else [])
 
 
-# columns: the case, the container's mounts, words of the finding ("": none)
+# columns: the case, the container's mounts; expected words of the finding ("": none)
 OWN = [
     ("as the node mounted them", TOP + OWN_ROOT, ""),
     ("the node's root folder", TOP + NEW, "at /dev/vgpu "),

@@ -64,7 +64,7 @@ RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, l
 
 
 @pytest.mark.parametrize(("about", "seen", "slots", "counted", "reasons"), RULE, ids=[row[0] for row in RULE])
-def test_finding_of_each_process(about, seen, slots, counted, reasons):
+def test_each_process_has_this_finding(about, seen, slots, counted, reasons):
     listed = [(process(pid), used) for pid, used in seen.items()]
     found = judge(listed, Account(slots, 20000 * MIB, counted))
     assert [one.reason for one in found] == reasons
@@ -306,7 +306,7 @@ def test_unlimited_gpu_is_not_reported(watched):
 
 
 @pytest.mark.parametrize(("kind", "found"), [("", []), ("kubelet", [NO_SLOT])])
-def test_missing_ledger(watched, kind, found):
+def test_removed_ledger_of_a_recorded_allocation_is_a_finding(watched, kind, found):
     """If both ledger and record are missing, the allocation has ended, so nothing is reported. If only the ledger is
     missing, no slot covers the process, so it is reported.
     """
@@ -394,7 +394,7 @@ def test_process_that_replaces_a_terminated_process_gets_no_grace_period(watched
     assert watched.ender.begun == {20: None, 21: 104.0}
 
 
-# columns: the case, MiB of each process by the driver, MiB that the ledger charges to it, the terminated processes
+# columns: the case, MiB of each process by the driver, MiB that the ledger charges to it; expected terminated processes
 VICTIMS: list[tuple[str, dict[int, int], dict[int, int], list[int]]] = [
     ("one process without a slot", {10: 7000, 11: 3000}, {10: 7000}, [11]),
     ("two processes without a slot", {10: 7000, 11: 3000, 12: 2000}, {10: 7000}, [11, 12]),

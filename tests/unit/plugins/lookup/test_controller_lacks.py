@@ -95,7 +95,7 @@ def test_controller_that_builds_nothing_needs_no_tools(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("text", "fine"), [(lookup.HEADERS, True), ("#include <no_such_header.h>\n", False)])
-def test_compiles_runs_the_compiler(monkeypatch: pytest.MonkeyPatch, text: str, fine: bool) -> None:
+def test_compiler_is_tried_on_the_needed_headers(monkeypatch: pytest.MonkeyPatch, text: str, fine: bool) -> None:
     monkeypatch.setattr(lookup, "HEADERS", text)
     assert lookup.compiles() is fine
 
@@ -107,8 +107,8 @@ def test_scheduler_image_message_names_the_scheduler_variables(monkeypatch: pyte
     assert "scheduler_image_base" in said and "device_plugin" not in said
 
 
-# columns of SCHEDULERS: programs of the controller, prebuilt files by folder, Python version of the image; whether a
-# sentence about missing wheels is expected
+# columns of SCHEDULERS: programs of the controller, prebuilt files by folder, Python version of the image; expected:
+# whether there is a sentence about missing wheels
 WHEEL, OURS = "one-1-cp311-cp311-manylinux2014_x86_64.whl", "vgpu_fleet_plugin-1.0+a-py3-none-any.whl"
 SCHEDULERS: list[tuple[tuple[str, ...], dict[str, list[str]], str, bool]] = [
     ((), {}, "3.11", True),
@@ -155,7 +155,7 @@ def test_missing_scheduler_wheels_are_named(
 
 UBUNTU, DEBIAN = ({"id": "ubuntu", "version_id": "24.04"}, {"id": "debian", "version_id": "12"})
 # columns: system of the host, settings of the device plugin, versions of the plugin that are installed on the host;
-# whether the run is refused if the controller has wheels for Python 3.11 only
+# expected: whether the run is refused if the controller has wheels for Python 3.11 only
 HOSTS: list[tuple[dict[str, str], dict[str, Any], list[str], bool]] = [
     (DEBIAN, {}, [], False),
     (UBUNTU, {}, [], True),
@@ -222,6 +222,6 @@ def test_missing_cluster_access_is_named(tmp_path: Path, files: list[str], pytho
     assert [words for words, sentence in zip(said, found) if words not in sentence] == []
 
 
-def test_imports_checks_the_interpreter_of_the_controller() -> None:
+def test_interpreter_is_tried_for_a_package() -> None:
     assert lookup.imports("json", sys.executable)
     assert not lookup.imports("no_such_package", sys.executable)

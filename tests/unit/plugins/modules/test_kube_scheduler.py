@@ -33,7 +33,7 @@ PARAMS = {
     ("version", "has"),
     [("v1.23.17", False), ("v1.24.0", True), ("v1.34.2", True), ("v1.36.3", True), ("v1.37.0", False)],
 )
-def test_option_for_earlier_retries(version, has):
+def test_only_known_versions_get_the_option_for_earlier_retries(version, has):
     def fail_json(msg):
         pytest.fail(msg)
 

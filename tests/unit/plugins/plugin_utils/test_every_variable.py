@@ -270,7 +270,7 @@ def test_error_of_many_hosts_is_one_line_with_their_number() -> None:
     assert "5 hosts (gpu-0, gpu-1, gpu-2, …)" in str(found[0])
 
 
-# columns: the value of a variable on 50 hosts, the number of checks
+# columns: the value of a variable on 50 hosts; expected number of checks
 @pytest.mark.parametrize(
     ("value", "kinds"),
     [(3, 1), ("{{ shared }}", 1), ("{{ rack }}", 50), ("{{ inventory_hostname | length }}", 50)],

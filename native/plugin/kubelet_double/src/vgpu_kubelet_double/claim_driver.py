@@ -96,7 +96,7 @@ class Driver:
         }
 
     def unprepare(self, claims: Sequence[ClaimRef]) -> None:
-        """Ends the claims. Raises Refused."""
+        """Asks the driver to release the claims. Raises Refused."""
         self._call("NodeUnprepareResources", claims)
 
     def _call(self, name: str, claims: Sequence[ClaimRef]) -> Any:
@@ -139,8 +139,8 @@ class Driver:
             self._report(ready)
 
     def _follow(self) -> None:
-        """Reads the stream of device health. If it ends or the driver does not serve it, opens it again, which also
-        reconnects.
+        """Reads the stream of device health. If the stream ends or the driver does not serve it, opens it again. A new
+        stream also restores the connection.
         """
         stub = dra_health_pb2_grpc.DRAResourceHealthStub(self._channel)
         while not self._closed.is_set():

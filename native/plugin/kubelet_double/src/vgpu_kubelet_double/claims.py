@@ -4,7 +4,7 @@
 
 It finds drivers by the sockets in ``plugins_registry``. It deletes the node's ResourceSlices when it starts, and the
 slices of a driver that has been gone for 30 s. It calls NodePrepareResources when a pod's sandbox is created, but
-only once for each claim while the process lives, and adds the response to its state file. A container's restart causes
+only once for each claim between two starts, and adds the response to its state file. A container's restart causes
 no call. It calls NodeUnprepareResources at the end of the last pod of a claim, even if that pod never started.
 """
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated gRPC code of the .proto files next to this file.
 
-A wheel carries the generated modules. A source tree keeps them in native/build/plugin: ``make -C native/plugin``.
+A wheel carries the generated modules. In a source tree, ``make -C native/plugin`` generates them in
+native/build/plugin.
 """
 
 from pathlib import Path
@@ -14,6 +15,6 @@ if not (_here / "deviceplugin_pb2.py").exists():
         raise ImportError(f"{_generated} contains no generated gRPC code; run: make -C native/plugin proto")
     __path__.append(str(_generated))
 
-if TYPE_CHECKING:  # Only for mypy: at run time Python finds these modules by __path__.
+if TYPE_CHECKING:  # This is only for mypy. At run time Python finds these modules by __path__.
 
     def __getattr__(name: str) -> Any: ...

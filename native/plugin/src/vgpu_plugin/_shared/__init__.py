@@ -12,6 +12,6 @@ _here = Path(__file__).resolve().parent
 if not (_here / "config").is_dir():
     __path__.append(str(_here.parents[4] / "plugins" / "module_utils"))
 
-if TYPE_CHECKING:  # Only for mypy: at run time Python finds these modules by __path__.
+if TYPE_CHECKING:  # This is only for mypy. At run time Python finds these modules by __path__.
 
     def __getattr__(name: str) -> Any: ...

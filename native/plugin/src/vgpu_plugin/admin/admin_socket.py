@@ -45,8 +45,8 @@ CODES = (
     (Unknown, NOT_FOUND),
 )
 MOST_CALLS = 4
-# The three limits: the timeout for a client that sends nothing, the maximum bytes of a method's name, and the maximum
-# bytes of a message.
+# The timeout for a client that sends nothing, in seconds, the maximum bytes of a method's name, and the maximum bytes
+# of a message.
 SILENT_S, LONGEST_NAME, LONGEST_CALL = 10.0, 64, 1 << 16
 AGAIN_S = 1.0
 EARLY = "new.sock"

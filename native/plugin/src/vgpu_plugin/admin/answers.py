@@ -46,7 +46,7 @@ class Served(Protocol):
 
 
 class Admin:
-    # The two attributes below are set by assembly.py after both objects exist.
+    # assembly.py sets these two attributes after it has created this object.
     resizing: Resizing
     driver_limits: DriverLimits
 

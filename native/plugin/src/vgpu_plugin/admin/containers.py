@@ -42,8 +42,8 @@ class Containers:
         self._violations = usage.Violations()
 
     def usages(self) -> list[usage.Usage]:
-        """Returns the usage of every allocation that has limits, with the pod names from the kubelet's PodResources
-        service.
+        """Returns the usage of every allocation (the slices of one container) that has limits, with the pod names from
+        the kubelet's PodResources service.
         """
         return self._seen(lambda: podresources.holders(self._pod_resources))
 

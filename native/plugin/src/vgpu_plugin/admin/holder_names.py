@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the holder of a slice (a part of a GPU) by its name or by a part of the name. A holder is a pod's container, a
-docker or podman container, or a program. Its name is what vgpuctl slices and vgpuctl top print. No I/O.
+docker or podman container, or a program. Its name is what vgpuctl slices and vgpuctl top print. This module does no
+I/O.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ bytes, seconds and ratios.
 Terms in the help texts: an Xid is an error number of NVIDIA's driver, the watcher finds programs that bypass their
 limits, and the arbiter divides the time of a GPU between containers.
 
-The number of time series is limited by the node's GPUs and slices. The series of a container end with the container's
-allocation, so the number does not grow over time.
+The number of time series is limited by the node's GPUs and slices. The series of a container end when its allocation of
+slices ends, so the number does not grow over time.
 """
 
 from __future__ import annotations

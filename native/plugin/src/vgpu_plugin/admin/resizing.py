@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Implements vgpuctl resize, which changes the GPU memory and the share of GPU time of a running container. It finds
-the container's allocation, resizes it, and writes the new size on the container's pod.
+the container's allocation (the slices that it has), resizes it, and writes the new size into an annotation of the
+container's pod.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class Resizing:
 
         def publish(devices: list[Device], leaving: bool) -> None:
             # A device may have burst memory: memory above the guaranteed amount, which the container may use while it
-            # is free. For such a device the pod keeps the planned memory, because only the node needs the current
-            # limit.
+            # is free. For such a device the pod's annotation keeps the planned memory, because only the node needs the
+            # current limit.
             had = {one.uuid: one for one in planned.devices}
             kept = [had[one.uuid]._replace(cores=one.cores) if had[one.uuid].burst_mib else one for one in devices]
             after = sizing.with_part(plan, owner.container, kept)

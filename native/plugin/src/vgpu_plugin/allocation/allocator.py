@@ -282,8 +282,8 @@ class Allocator:
         """
         with self.lock:
             self.pool.refuse_unhealthy(ids)
-            # The records are found by the requested ids, not in the current offer: a container keeps its slices even if
-            # the node now offers other slices.
+            # The records are searched, and not the slices that the node offers now, because a container keeps its
+            # slices even if the node now offers others.
             records = self.records.with_ids(ids)
             if not records:
                 if all(piece.mode != VCUDA for piece in self.pool.resolve(ids)):

@@ -32,8 +32,8 @@ from .sizer import Sizer
 from .sizing import Bounds
 
 # Time for which memory is kept free for a waiting container. If its promised memory is still in use, the kubelet tries
-# again about every ten seconds to start the container. If it stops trying, the memory is free for others after this
-# time.
+# again about every ten seconds to start the container. If the kubelet stops trying, the memory is free for others after
+# this time.
 PATIENCE_S = 60.0
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,9 @@ def spread(room: int, holders: Sequence[Holder]) -> list[int]:
 
 
 class _Slice(NamedTuple):
-    """All records of one pod that share slices of one GPU: an init container and the containers that run after it. Only
-    one of these containers runs at a time, so each field is the largest value of the records.
+    """All records (saved data of containers) of one pod that share slices of one GPU: an init container and the
+    containers that run after it. Only one of these containers runs at a time, so each field is the largest value of the
+    records.
     """
 
     records: tuple[Record, ...]
@@ -120,9 +121,10 @@ class Burst:
         return [entry for entry in self._waiting.items() if entry[1][1] > self._now()]
 
     def give_back(self, allocation: str, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
-        """Lowers the current limits of other containers so that an allocation can get its promised memory. It takes
-        back free memory, and if ``promised`` is true, also memory that a slice's OOM killer frees by killing processes.
-        If that is not enough, the allocation waits. Until the wait ends, that memory is added to no current limit.
+        """Lowers the current limits of other containers so that an allocation (the slices of one container) can get its
+        promised memory. It takes back free memory, and if ``promised`` is true, also memory that a slice's OOM killer
+        frees by killing processes. If that is not enough, the allocation waits. Until the wait ends, that memory is
+        added to no current limit.
         """
         with self._records.lock:
             if not self._bursts():

@@ -5,7 +5,7 @@ unprepares the claim.
 
 The cluster's scheduler allocated the requested shares, but it may be wrong, for example after a pod was deleted by
 force, or if two schedulers run. So the node checks again whether the shares fit next to everything else on the GPU:
-containers of the device plugin, leases and other claims.
+containers of the device plugin, leases (slices reserved on this host) and other claims.
 
 Each share takes a free slice of its GPU, so that the device plugin cannot allocate the same slice.
 """

@@ -126,8 +126,9 @@ class Enforcement:
         return [self._hook] if self._hook is not None else []
 
     def with_cards(self, devices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the devices of a limits file. If the driver enforces limits, each device also gets the memory size of
-        its GPU. The library needs this size, because the driver then reports the limit as the size of the GPU.
+        """Returns the devices of a limits file, which has the limits of one container. If the driver enforces limits,
+        each device also gets the memory size of its GPU. The library needs this size, because the driver then reports
+        the limit as the size of the GPU.
         """
         cards = {gpu.uuid: gpu.memory_mib * MIB for gpu in self.gpus} if self.by_driver else {}
         return [
@@ -136,8 +137,8 @@ class Enforcement:
         ]
 
     def limits_of(self, allocation: str, pieces: Sequence[Piece], replicas: dict[str, int]) -> dict[str, Any]:
-        """Returns the content of the limits file of an allocation that the library does not limit. It is empty if the
-        driver does not limit it either.
+        """Returns the content of the limits file of an allocation (the slices of one container) that the library does
+        not limit. The content is empty if the driver does not limit the allocation either.
 
         ``replicas`` maps GPU UUIDs to the number of replicas of the GPU. Each replica of a time-sliced GPU gets an
         equal part of its memory. A whole GPU is written as unlimited, because a new control group may have inherited a

@@ -88,9 +88,9 @@ class Leases:
         self._missing: dict[str, int] = {}
 
     def restore(self) -> None:
-        """Withholds the slices of valid leases from the kubelet again. Ends leases that have expired, and leases of an
-        earlier boot except those of containers that an engine has listed. Creates the files of these again. Called
-        after a restart of the plugin.
+        """Withholds the slices of valid leases from the kubelet again, and ends the other leases. A lease is valid
+        until it expires or the host reboots. The lease of a container that an engine has listed stays valid, and its
+        files are created again after a reboot. Called after a restart of the plugin.
         """
         for record in self._leases():
             if self._over(record):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the devices of a limits file: one device for each GPU of a container's slices. No I/O.
+"""Builds the devices of a limits file: one device for each GPU of a container's slices. This module does no I/O.
 
-If two slices are on one GPU, they are added up or refused, depending on the node's settings. Two replicas in one of
-NVIDIA's sharing modes count as one share, as with failRequestsGreaterThanOne: false. The status shows a warning about
-them.
+If two slices are on one GPU, they are added up or refused, depending on the node's settings. Two replicas of a GPU in
+one of NVIDIA's sharing modes count as one, as with ``failRequestsGreaterThanOne: false``. The status shows a warning
+about such replicas.
 """
 
 from __future__ import annotations

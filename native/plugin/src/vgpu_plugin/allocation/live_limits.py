@@ -12,8 +12,8 @@ from .records import Record
 
 
 def rewrite(files: AllocationFiles, record: Record) -> None:
-    """Writes the limits of a record into the limits file. The file is changed in place, so every process of the
-    container sees the new limits. Raises NotNow.
+    """Writes the limits of a record (the saved data of an allocation) into the limits file. The file is changed in
+    place, so every process of the container sees the new limits. Raises NotNow.
     """
     path = f"{files.root}/{record.id}/limits"
     try:

@@ -43,8 +43,8 @@ class MountCheck:
         self._passed: set[str] = set()
 
     def check(self, record: Record) -> None:
-        """Raises Refused if the pod of a record mounts a volume over the allocation's files. The caller must not hold
-        the records' lock, because the API server is asked.
+        """Raises Refused if the pod of a record (the saved data of an allocation) mounts a volume over the allocation's
+        files. The caller must not hold the records' lock, because the API server is asked.
         """
         if self._pods is None or record.id in self._passed:
             return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requested sizes and the result of a resize, and the rules that need only a record and its sizes. resizer.py
-makes the changes.
+"""The requested sizes and the result of a resize, and the rules that need only a record (the saved data of a container)
+and its sizes. resizer.py makes the changes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Resized(NamedTuple):
 
 
 # Type of the function that reports a container's new sizes to the cluster. The arguments are the sizes in the order of
-# the record, and whether the container's processes still use more than these. It raises PluginError.
+# the record, and whether the container's processes still use more than these sizes. The function raises PluginError.
 Publish = Callable[[list[Device], bool], object]
 
 
@@ -65,8 +65,8 @@ def sized_as(device: Device, wanted: Mapping[str, Wanted]) -> Device:
 
 
 def refuse_bursting(record: Record, wanted: Mapping[str, Wanted]) -> None:
-    """Raises Refused if new memory is requested on a GPU where the pod has burst memory. The plugin changes the
-    limit there automatically, so a requested limit would not last.
+    """Raises Refused if new memory is requested on a GPU where the pod has burst memory (memory above its promised
+    amount). The plugin changes the limit there automatically, so a requested limit would not last.
     """
     for uuid, size in wanted.items():
         bounds = sizing.bounds_of(record, uuid)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates, replaces and removes single files, links and folders of allocations. Something else may be at their paths: a
-killed program leaves a half-written file, a container engine creates a folder for a missing file, and a container may
-create files itself. New files are never written through a link, and have their final mode and SELinux label.
+"""Creates, replaces and removes single files, links and folders of allocations (slices of containers). Something else
+may be at their paths: a killed program leaves a half-written file, a container engine creates a folder for a missing
+file, and a container may create files itself. New files are never written through a link, and have their final mode and
+SELinux label.
 """
 
 from __future__ import annotations

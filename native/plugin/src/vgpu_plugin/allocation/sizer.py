@@ -3,8 +3,8 @@
 scheduler (the chosen GPUs and sizes) from the API server, reserves the memory and cores on the node, and saves the size
 in the record, the saved data of the allocation.
 
-The lock is not held while the API server is asked. In this time the decided size is not saved yet, so it is reserved in
-memory and counted like a saved one.
+The lock is not held while the API server is asked. In this time the decided size is not saved yet, so this program
+keeps it as a reservation and counts it like a saved size.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Sizer:
 
     def held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
         """Returns GPU UUID → memory and cores that containers hold. Records of containers that the kubelet no longer
-        knows are not counted. Neither are records with one of the ids ``without``, the slice ids of one container: they
-        belong to the same pod, whose containers with these ids run one after the other.
+        knows are not counted. ``without`` are the slice ids of one container. Records with one of these ids are not
+        counted either, because their containers are in the same pod and run one after the other.
         """
         return sizing.held(self.others(without))
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns the sizes that pods requested to the GPUs that the kubelet chose, and checks whether they fit. No I/O.
+"""Assigns the sizes that pods requested to the GPUs that the kubelet chose, and checks whether they fit. This module
+does no I/O.
 
 The scheduler plans the sizes and the kubelet chooses the slices (parts of GPUs), but only this node knows what its
 containers hold. So a size is applied only if the memory and cores of all containers stay within the GPU, whatever the
@@ -142,8 +143,8 @@ def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) ->
 
 def crowded(pieces: Iterable[Piece], others: Held, sm_percent: int) -> str:
     """Returns why a percent of the SMs does not fit on a GPU with equal slices. The text is empty if it fits.
-    ``pieces`` are the slices of the GPU. All containers together may get the sum of the percents of these slices, but
-    at least 100 %. The sum may exceed 100 %.
+    ``pieces`` are the slices of the GPU. All containers together may get as many percent as these slices have together,
+    which may be more than 100 %, and in any case 100 %.
     """
     shares = [one.sm_percent for one in pieces]
     most = max(WHOLE, sum(shares))

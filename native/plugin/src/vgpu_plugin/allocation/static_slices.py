@@ -299,7 +299,7 @@ class StaticSlices:
 class _Same:
     """Compares two objects by identity. It keeps its object alive, so that the address is not reused.
 
-    This detects a change: the pool creates a new object for its slices at every change of slices or GPUs, even if the
+    The comparison detects a change of slices or GPUs: the pool then creates a new object for its slices, even if the
     new object is equal to the former.
     """
 

@@ -3,7 +3,7 @@
 free id without asking the plugin for a preference, so its pods would fill one GPU.
 
 Such a kubelet only counts ids, and the node has as many free slices as the kubelet has free ids. So the kubelet's id
-may stand for a slice with another id. The record of the allocation contains both.
+may stand for a slice with another id. The record (the saved data of the allocation) contains both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds what a docker or podman container needs for a lease (slices of GPUs that are reserved for it): mounts,
-environment, devices and a label. By the label the plugin notices whether the container still exists. The result is
+environment, devices and a label. From the label the plugin learns whether the container still exists. The result is
 printed as options of the engine's command, or as a service of docker compose.
 
 An engine with CDI support gets the GPU by its CDI name. For another engine, the edits in the CDI file are converted to

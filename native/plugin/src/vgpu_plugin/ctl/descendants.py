@@ -23,7 +23,7 @@ def adopt() -> None:
 
 def end(patience_s: float = PATIENCE_S) -> list[int]:
     """Kills every child of this process, including processes that become its children meanwhile. Returns the processes
-    that did not end. Use it only in a process whose children must all end.
+    that did not end. Call this only in a process whose children must all end.
     """
     until = time.monotonic() + patience_s
     while (left := children()) and time.monotonic() < until:

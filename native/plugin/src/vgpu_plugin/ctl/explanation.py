@@ -46,7 +46,7 @@ def _fact(about: str, name: str, text: str) -> dict[str, str]:
 
 
 def _held(rows: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
-    """Returns the slices of a holder. The holder is given by its name or by its allocation."""
+    """Returns the slices of a holder. The holder is given by its name or by the id of its allocation."""
     keys = [one["allocation"] or AllocationFiles.static_name(one["id"]) for one in rows]
     shown = {key: one["held_by"] for key, one in zip(keys, rows, strict=True) if one["held_by"]}
     found = what if what in shown else holder_names.find(shown, what)

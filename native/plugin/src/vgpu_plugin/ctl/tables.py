@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats tables, wrapped text, numbers and ages for a terminal. No I/O."""
+"""Formats tables, wrapped text, numbers and ages for a terminal. This module does no I/O."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the names of docker and podman containers by the processes that use a GPU. In two cases the plugin does not
-know the container: if the lease was made by hand, and if the engine got a slice by its CDI name.
+know the container: if the lease (a reservation of slices) was made by hand, and if the engine got a slice by its CDI
+name.
 """
 
 from __future__ import annotations

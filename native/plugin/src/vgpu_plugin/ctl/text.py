@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the text that vgpuctl prints from the plugin's responses, which are passed as plain values. No I/O."""
+"""Makes the text that vgpuctl prints from the plugin's responses, which are passed as plain values, without I/O."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def status(answer: dict[str, Any], width: int = 0) -> str:
 
 def has_kubelet(status: dict[str, Any]) -> bool:
     """Returns whether the node has a kubelet, running or not. Other hosts have only docker or podman. A node is assumed
-    to have a kubelet if its plugin is too old to report that it has none.
+    to have a kubelet if its plugin is too old to report that there is none.
     """
     return not status.get("no_kubelet", False)
 

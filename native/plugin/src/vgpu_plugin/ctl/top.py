@@ -112,7 +112,8 @@ def bursts(
 
 
 def tenant(one: Mapping[str, Any]) -> str:
-    """Returns namespace/pod/container. If there is no pod, returns the holder of the lease, or the allocation's id."""
+    """Returns namespace/pod/container. If there is no pod, returns the holder of the lease (a reservation of slices),
+    or the allocation's id."""
     if one["pod"]:
         return "/".join((one["namespace"], one["pod"], one["container"]))
     return str(one.get("holder") or f"({one['kind']} {one['allocation']})")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The devices that a node publishes for claims (Dynamic Resource Allocation): its GPUs, in the form of ResourceSlice
-specifications. No I/O.
+specifications. This module does no I/O.
 
 A GPU that libvgpu shares is one device, which many claims may have at once. Each claim consumes memory, cores and one
 slot of the device's capacity; the slots limit the number of claims. With equal slices, a claim gets exactly the size of

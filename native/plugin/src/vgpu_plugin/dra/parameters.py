@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of this driver in device classes and claims: ``vgpu.fleet/v1 Share``. The API server does not check
 them, so this module parses them strictly. They can only make the node's limits stricter, except that a device class may
-set the high priority. No I/O.
+set the high priority. This module does no I/O.
 """
 
 from __future__ import annotations

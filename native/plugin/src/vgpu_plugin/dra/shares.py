@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a claim, as read from the API server, into shares of this node's devices. No I/O.
+"""Converts a claim, as read from the API server, into shares of this node's devices. This module does no I/O.
 
 Only ``status.allocation`` of the claim is used, not its spec. The two differ, because the scheduler rounds requests up,
 and uses the device's defaults for capacities that are not requested.
@@ -71,7 +71,7 @@ def shares_of(claim: Claim, found: Mapping[str, Any], pool: str) -> list[Share]:
         if result.get("pool") != pool:
             device = f"device {result.get('device')} belongs to pool {result.get('pool')}"
             raise Refused(f"{claim}: {device}, expected this node's pool {pool}")
-        # A request may list alternatives. Then the result names the chosen one: <request>/<subrequest>.
+        # A request may list alternatives. Then the result names the chosen alternative: <request>/<subrequest>.
         full = str(result["request"])
         request = full.partition("/")[0]
         parts.setdefault(request, []).append(_part(claim, result))

@@ -33,7 +33,7 @@ GPU_KIND, SLICE_KIND, NVIDIA_KIND = "vgpu.fleet/gpu", "vgpu.fleet/slice", "nvidi
 OF_CLAIMS = "vgpu-claim-"
 READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
 READ_WRITE = ["rw", "nosuid", "nodev", "bind"]
-# If NVIDIA's runtime hook finds the value void, it adds no GPUs, so the container gets only those of the CDI file.
+# If NVIDIA's runtime hook finds the value `void`, it adds no GPUs, so the container gets only those of the CDI file.
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the SELinux label with which a confined container may use the files of its allocation.
+"""Sets the SELinux label with which a confined container may use the files of its allocation (the GPU slices that it
+has).
 
 Without the label, SELinux denies containers all files below /run, and the kubelet does not relabel the files that a
 device plugin mounts. So a container could not read its limits, and could create no CUDA context.

@@ -91,10 +91,10 @@ class HandOver:
 def choose(root: Path) -> tuple[str, str]:
     """Returns the strategy that ``auto`` selects on this host, and the reason.
 
-    If both the kubelet and its container runtime pass on CDI devices, it is cdi-cri. Otherwise, if NVIDIA's runtime is
-    configured to accept volume mounts, it is volume-mounts. Otherwise it is envvar, which every NVIDIA runtime reads.
-    Only features that the configuration declares are used, because with a strategy that the runtime does not accept, a
-    container would start without a GPU.
+    If both the kubelet and its container runtime pass on CDI devices, it is ``cdi-cri``. Otherwise, if NVIDIA's runtime
+    is configured to accept volume mounts, it is ``volume-mounts``. Otherwise it is ``envvar``, which works with every
+    NVIDIA runtime. Only features that the configuration declares are used, because with a strategy that the runtime
+    does not accept, a container would start without a GPU.
     """
     kubelet = kubelet_version(root)
     runtime = cri_with_cdi(root)

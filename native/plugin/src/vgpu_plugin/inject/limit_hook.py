@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the CDI (Container Device Interface) hook that sets the driver's memory limit for a container. No I/O.
+"""Describes the CDI (Container Device Interface) hook that sets the driver's memory limit for a container. This module
+does no I/O.
 
 The hook runs at the stage createRuntime, because at that time the container's control group exists and none of its
 processes runs yet. The program of the hook is native/vcuda/hook. It gets all data as arguments, and trusts no data from

@@ -24,8 +24,8 @@ class Mounter(Protocol):
 
 
 class KernelMounter:
-    """Calls the kernel through libc. The program /bin/mount is not used, because each allocation would need a process
-    for it."""
+    """Calls the kernel through libc. The program /bin/mount is not used, because each allocation (slices of one
+    container) would need a process for it."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes how close GPUs are to each other, and chooses whole GPUs for one container that are close together. No I/O.
+"""Computes how close GPUs are to each other, and chooses whole GPUs for one container that are close together. It does
+no I/O.
 
 The score of a pair of GPUs is 100 for each NVLink between them, plus a part for their PCIe connection. This part is 60
 if the PCIe paths meet on the same board, less if they meet farther away, and 10 if they meet only between sockets. It

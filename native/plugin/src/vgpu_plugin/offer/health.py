@@ -53,8 +53,8 @@ class Xids:
 
 @dataclass(frozen=True)
 class Rules:
-    """Decides which Xids make a GPU unhealthy. ``ignored``: Xids that never do; ``only``: if set, only these Xids
-    do.
+    """Decides which Xids make a GPU unhealthy. Xids in ``ignored`` never make it unhealthy. If ``only`` is set, only
+    Xids in ``only`` do, whatever ``ignored`` contains.
     """
 
     ignored: frozenset[int] = APPLICATION_XIDS

@@ -59,7 +59,7 @@ class LastOffer:
 
     def before(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> list[Piece]:
         """Returns for each GPU the slices that were offered before. For a GPU that is new, or that has other MIG
-        devices now, returns its slices by the present configuration, which the caller gives in ``pieces``.
+        devices now, returns the GPU's slices from ``pieces``, which follow from the present configuration.
         """
         out = []
         fresh = list(pieces)

@@ -40,9 +40,10 @@ class Shape(NamedTuple):
 
 
 class Pool:
-    """The slices and their state. Thread-safe. A slice is offered as unhealthy if its GPU is unhealthy, missing or
-    drained (an administrator excludes it from new allocations). The same holds if the slice is leased (allocated with
-    ``vgpuctl``), or if a container outside Kubernetes uses it. Otherwise it is offered as healthy.
+    """The slices and their state. The class is thread-safe. A slice is offered as unhealthy if its GPU is unhealthy,
+    missing or drained (an administrator excludes it from new allocations). The same holds if the slice is withheld
+    (leased with ``vgpuctl``, or its memory is used by a resized container), or if a container outside Kubernetes uses
+    it. Otherwise it is offered as healthy.
     """
 
     def __init__(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> None:
@@ -123,7 +124,7 @@ class Pool:
         return self._unhealthy.get(uuid, "")
 
     def is_lost(self, uuid: str) -> bool:
-        """Whether the driver no longer finds a GPU."""
+        """Returns whether the driver no longer finds a GPU."""
         return self.unhealthy_reason(uuid).startswith(LOST)
 
     def drain(self, uuids: frozenset[str]) -> None:
@@ -136,7 +137,7 @@ class Pool:
                 self._bump()
 
     def is_drained(self, uuid: str) -> bool:
-        """Whether an administrator drains the GPU."""
+        """Returns whether an administrator drains the GPU."""
         return uuid in self._drained
 
     def unavailable_reason(self, uuid: str) -> str:
@@ -171,7 +172,7 @@ class Pool:
                 self._bump()
 
     def set_outside(self, slice_id: str, reason: str) -> None:
-        """Sets by which container outside Kubernetes a slice is used; empty if by none."""
+        """Sets how a slice is used outside Kubernetes; an empty reason means that it is not used there."""
         with self._changed:
             if self._outside.get(slice_id, "") != reason:
                 self._outside[slice_id] = reason
@@ -181,7 +182,7 @@ class Pool:
         return self._outside.get(slice_id, "")
 
     def limited(self, slice_id: str) -> bool:
-        """Whether libvgpu limits this slice."""
+        """Returns whether libvgpu limits this slice."""
         piece = self._slices.get(slice_id)
         return piece is not None and piece.mode == VCUDA
 
@@ -210,7 +211,7 @@ class Pool:
 
     def wait_beyond(self, generation: int, ended: Callable[[], bool], seconds: float | None = None) -> bool:
         """Waits at most ``seconds`` for a generation newer than the given one. Returns False if ``ended`` became true
-        (see ``wake``).
+        (see ``wake``), otherwise True, also after a timeout.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._generation != generation or ended(), seconds)

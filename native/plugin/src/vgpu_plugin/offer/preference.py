@@ -36,8 +36,8 @@ def preferred(
     ``order``: UUIDs in NVML's order.
 
     Each step takes a slice of the GPU with the fewest slices in this result. Among equal GPUs it prefers the one with
-    the fewest slices in use (``packed``: the most), then the first in ``order``. A second slice of one GPU is chosen
-    only when every GPU with a free slice has given one.
+    the fewest slices in use (with ``packed`` the most), then the first in ``order``. A second slice of one GPU is
+    chosen only when every GPU with a free slice has given one.
     """
     offers = set(available)
     if size > len(offers):

@@ -58,7 +58,7 @@ class Settings:
     @property
     def library_root(self) -> Path:
         # The folder of libvgpu, our library in the containers. It also contains the program that sets the driver's
-        # memory limit for a container, so it is needed on a node where libvgpu limits no slices, too.
+        # memory limit for a container, so it is also needed on a node where libvgpu limits no slices.
         root = self.vcuda.get("libraryRoot") or self.plugin_flags.get("libraryRoot")
         return Path(root or node_config.LIBRARY_ROOT)
 
@@ -73,13 +73,13 @@ class Settings:
 
     @property
     def memory_enforcement(self) -> str:
-        """What enforces the memory limits, as configured: auto, driver or library."""
+        """What enforces the memory limits, as configured: ``auto``, ``driver`` or ``library``."""
         return str(self.plugin_flags.get("memoryEnforcement", "auto"))
 
     @property
     def sharing(self) -> str:
         """The sharing mode: one of the values of vgpu_sharing. If node.yaml has several sections below ``sharing``, the
-        first one in the order vcuda, mps, timeSlicing counts.
+        first one in the order ``vcuda``, ``mps``, ``timeSlicing`` counts.
         """
         sections = self.config.get("sharing") or {}
         names = (("vcuda", sharing.VCUDA), ("mps", sharing.MPS), ("timeSlicing", sharing.TIME_SLICING))
@@ -198,11 +198,11 @@ def parse(text: str, path: Path) -> Any:
         raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
     except ValueError as fault:
         finding = fault
-    # This is imported late, because the import takes longer than reading a JSON file.
+    # yaml is imported only here, because its import takes longer than reading a JSON file.
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Keeps numbers with a decimal point as text, so that a scaling keeps its digits."""
+        """Keeps numbers with a decimal point as text, so that a scaling factor keeps its digits."""
 
     Loader.add_constructor("tag:yaml.org,2002:float", lambda _loader, node: node.value)
     try:

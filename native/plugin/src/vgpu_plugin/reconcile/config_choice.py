@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 class ConfigChoice:
     """Knows the selected name and loads its file. ``chosen``: settings of flags and environment, which override the
-    file. ``follows``: whether the node's label is followed; otherwise node.yaml is active. Thread-safe.
+    file. ``follows``: whether the node's label is followed; otherwise node.yaml is active. The class is thread-safe.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ConfigChoice:
 
     @property
     def wanted(self) -> str:
-        """The name in the label; empty means node.yaml."""
+        """The name in the node's label; an empty name means node.yaml."""
         with self._lock:
             return self._wanted
 
@@ -116,7 +116,7 @@ class ConfigChoice:
         )
 
     def name_of(self, path: Path) -> str:
-        """Returns the name that belongs to an active file; empty for node.yaml."""
+        """Returns the configuration's name for a file; node.yaml has an empty name."""
         return path.name.removesuffix(node_config.CONFIG_SUFFIX) if path.parent == self._folder else ""
 
     def remember(self, path: Path) -> None:

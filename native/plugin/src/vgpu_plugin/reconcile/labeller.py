@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates the labels of the node after changes of GPUs or configuration, in the feature file and on the Node object."""
+"""Updates the labels of the node after changes of GPUs or configuration, in the feature file (for
+node-feature-discovery) and on the Node object."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 class Labeller:
     """Writes the labels. ``publish`` sets them on the Node object; its second argument says whether to restore labels
-    that others change. It is None if no API server is configured.
+    that others change. ``publish`` is None if no API server is configured.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class Labeller:
         self.more: Callable[[], dict[str, str]] = dict
 
     def write(self, settings: Settings) -> None:
-        """Writes the labels; with the setting oneshot only the first time. Errors are only logged, because slices can
-        be offered without labels.
+        """Writes the labels; with the setting ``oneshot`` only the first time. Errors are only logged, because slices
+        can be offered without labels.
         """
         gfd = settings.flags.get("gfd") or {}
         if self._written is not None and gfd.get("oneshot"):

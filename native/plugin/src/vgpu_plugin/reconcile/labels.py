@@ -16,7 +16,7 @@ from .._shared.config.sharing import MIG, MPS, NONE, TIME_SLICING, Piece
 from ..node.gpus import Driver, Gpu
 
 PREFIX = "nvidia.com/"
-# This label says what enforces the memory limits on the node: driver-dmem, driver-misc, library or none.
+# This label says what enforces the memory limits on the node: `driver-dmem`, `driver-misc`, `library` or `none`.
 ENFORCEMENT = "vgpu.fleet/memory-enforcement"
 FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd")
 MACHINE_FILE = Path("/sys/class/dmi/id/product_name")

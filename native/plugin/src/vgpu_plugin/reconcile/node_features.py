@@ -13,8 +13,8 @@ from typing import Any
 
 from .labels import PREFIX
 
-# Annotation that lists the names of our labels, separated by commas. If a name begins with PREFIX, it is listed without
-# it.
+# Annotation that lists the names of our labels, separated by commas. A name that begins with PREFIX is listed without
+# PREFIX.
 NAMES = "vgpu.fleet/labels"
 # Name (after the prefix) of the annotation in which node-feature-discovery lists its own labels. Each of its instances
 # may have such an annotation.

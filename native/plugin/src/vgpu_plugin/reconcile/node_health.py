@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 CONDITION, TAINT = "VgpuGpusHealthy", "vgpu.fleet/gpu-unhealthy"
 HEALTHY, UNHEALTHY = "AllHealthy", "GpuUnhealthy"
-# When the node gets the taint: never, while any GPU is unhealthy, or while all GPUs are unhealthy.
+# The node gets the taint never, while any GPU is unhealthy, or while all GPUs are unhealthy.
 NONE, ANY, ALL = "none", "any", "all"
 EFFECT = "NoSchedule"
 

@@ -18,7 +18,7 @@ class NodeReport:
     def __init__(
         self, label: NodeLabel, changes: Reconfiguration, pool: Pool, topology: KubeletTopology, taint: str
     ) -> None:
-        """``taint``: when unhealthy GPUs cause a taint of the node, one of the policies in node_health."""
+        """``taint`` is one of the policies in node_health. It says when unhealthy GPUs cause a taint of the node."""
         self._label = label
         self._changes = changes
         self._pool = pool

@@ -159,8 +159,8 @@ class PodResizes:
         self._pods.report(owner, DONE, sizes, "Normal")
 
     def _apply(self, uid: str) -> tuple[Part, ...]:
-        """Resizes the allocations of a pod to its granted sizes. Raises PluginError or PlanError if not all allocations
-        could be resized.
+        """Resizes the allocations (slices of containers) of a pod to its granted sizes. Raises PluginError or PlanError
+        if not all allocations could be resized.
         """
         plan = pod_annotations.read_annotations(self._due[uid].get("annotations") or {}) or ()
         found = checkpoint.read(self._checkpoint_file)
@@ -181,8 +181,8 @@ class PodResizes:
 
     def _apply_part(self, allocation: str, part: Part) -> None:
         record = self._records.get(allocation)
-        # A container that is starting gets its size from a program that reads the pod, perhaps an older version of it.
-        # So a container is resized only after its start.
+        # A container that is starting gets its size from sizer.py, which may have read an older version of the pod. So
+        # a container is resized only after its start.
         if record is None or record.kind != KUBELET or record.limits.get("deny"):
             raise NotNow(f"container {part.container} has not started")
         # Memory with a burst limit is managed by burst.py.

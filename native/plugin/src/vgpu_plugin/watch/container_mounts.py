@@ -120,8 +120,8 @@ class ContainerMounts:
         return self._verdicts[key]
 
     def _of(self, record: Record) -> tuple[Place, ...]:
-        """Returns the expected mounts of an allocation. While they are equal, the same object is returned, so that
-        verdicts stay valid.
+        """Returns the expected mounts of an allocation. While the mounts stay equal, the same object is returned, so
+        that verdicts stay valid.
         """
         key = record.id, record.library
         node, before = self._places.get(key, (None, ()))

@@ -18,8 +18,8 @@ from .shares import Part, Took, Window
 @dataclass
 class OfGpu:
     """The measurement of one GPU. ``at``, ``wall_us``: time of the last reading from the driver, on two clocks;
-    ``windows``: allocation → its last ten seconds; ``pages``: allocation → data published by the arbiter (the node's
-    program that divides GPU time) at that time.
+    ``windows``: allocation (slices of one container) → its last ten seconds; ``pages``: allocation → data published by
+    the arbiter (the node's program that divides GPU time) at that time.
     """
 
     at: float

@@ -34,9 +34,10 @@ class Ender:
         """Sends SIGTERM at the first call for a process, and SIGKILL after the grace period. Returns the name of the
         signal; empty if none was sent.
 
-        A finding is one reason for which processes of one container are killed. ``begun``: when the first of them got
-        SIGTERM. They all share one grace period, otherwise a container could survive by starting a new process every
-        few seconds. ``still`` checks, while the pidfd is open, that the process is still the one of the finding.
+        A finding is one reason for which processes of one container are killed. ``begun``: when the first process of
+        the finding got SIGTERM. All processes of a finding share one grace period, because otherwise a container could
+        survive by starting a new process every few seconds. ``still`` checks, while the pidfd is open, that the process
+        still belongs to the finding's container.
         """
         key = process.pid, process.start
         self._signalled = {one: then for one, then in self._signalled.items() if self._alive(one)}

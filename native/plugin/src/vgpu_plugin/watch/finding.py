@@ -82,10 +82,10 @@ class OldMounts:
 
 @dataclass(frozen=True)
 class State:
-    """The watcher's state. ``fault``: why the last poll was incomplete. ``totals``: (reason, kind) → count of findings.
-    ``ended``: name of a signal → how often it was sent. ``looks``: number of polls so far. ``past``: findings that
-    ended. ``unplaced``: GPU → number of processes in unknown containers. ``shown``: (allocation, GPU) → bytes that the
-    driver reports; ``programs``: the processes that use these bytes.
+    """The watcher's state. ``fault``: why the last poll was incomplete. ``totals``: (reason, kind of allocation) →
+    count of findings. ``ended``: name of a signal → how often it was sent. ``looks``: number of polls so far. ``past``:
+    findings that ended. ``unplaced``: GPU → number of processes in unknown containers. ``shown``: (allocation, GPU) →
+    bytes that the driver reports; ``programs``: the processes that use these bytes.
     """
 
     policy: str

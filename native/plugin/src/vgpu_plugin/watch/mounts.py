@@ -35,8 +35,9 @@ OLD_GUARDED = (*map(os.path.dirname, (OLD_LIMITS, OLD_LEDGER, OLD_LIBRARY)), CON
 DELETED = "//deleted"
 ESCAPE = re.compile(rb"\\([0-7]{3})")
 # MOST_MORE: maximum number of mounts at or below our paths in addition to the expected ones. LONGEST: maximum bytes of
-# the list of mounts. A tenant's user namespace may have 100 000 mounts, which would block the watcher. We mount at most
-# six folders or files and one for each GPU, so a container that exceeds a maximum is reported for that alone.
+# the list of mounts. A tenant's user namespace may have 100 000 mounts, which would block the watcher, the thread that
+# reads them. We mount at most six folders or files and one for each GPU, so a container that exceeds a maximum is
+# reported for that alone.
 MOST_MORE, LONGEST = 32, 4 << 20
 # Results for paths shorter than this are cached, so that many mounts stacked at one path are followed only once.
 SHORT = 64
@@ -176,8 +177,8 @@ def place_of(node: Table, point: str, host_path: str, own_root: bool = True) -> 
 
 
 def has_old_mounts(table: Table, ledger: Place) -> bool:
-    """Whether a container has its ledger (the file in which the library counts memory) only at the path of older
-    versions. A mount counts even if another one covers it.
+    """Returns whether a container has its ledger (the file in which the library counts memory) only at the path of
+    older versions. A mount counts even if another one covers it.
     """
     points = ledger_points(table, ledger)
     return OLD_LEDGER in points and CONTAINER_LEDGER not in points

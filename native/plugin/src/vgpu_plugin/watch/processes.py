@@ -60,7 +60,7 @@ class Process:
 class Placed:
     """The result for a set of pids. ``owners``: pid → allocations of its container. ``strangers``: pids in an unknown
     container. ``gone``: pids of ended or unreadable processes. ``host``: pids of programs of the host. ``removed``:
-    allocations whose container still has a ledger that was removed on the node. No tenant can remove one there.
+    allocations whose container still has a ledger that was removed on the node. No tenant can do that.
     """
 
     owners: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class Processes:
         return Table()
 
     def sees_own_root(self) -> bool:
-        """Whether this program is in the host's mount namespace, which it is not in a pod."""
+        """Returns whether this program is in the host's mount namespace. In a pod it is not."""
         return self._link(1, "mnt") in ("", self._link("self", "mnt"))
 
     def end_look(self) -> None:
@@ -307,7 +307,7 @@ def _outermost(group: str) -> str:
 
 
 def _is_container(group: str) -> bool:
-    """Whether a control group belongs to a container or pod, by its name."""
+    """Returns whether a control group belongs to a container or pod, by its name."""
     return bool(POD.search(group) or CONTAINER_ID.search(group))
 
 
@@ -321,7 +321,7 @@ def _status(thread: Path) -> dict[str, str]:
 
 
 def _lives(fields: Mapping[str, str]) -> bool:
-    """Whether a thread with this status is alive and has memory. An ending thread has freed its memory."""
+    """Returns whether a thread with this status is alive and has memory. An ending thread has freed its memory."""
     return "VmSize" in fields and fields["State"].split()[0] not in ("Z", "X")
 
 

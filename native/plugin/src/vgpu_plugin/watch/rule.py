@@ -2,9 +2,9 @@
 """The rules by which the watcher judges the processes of one container on one GPU. It reads and writes nothing outside
 its arguments.
 
-The limit comes from the node's record, and the driver's usage is always compared with it. The tenant can write the
-ledger, the file in which our library in the container counts memory. So a ledger that shows less than the driver is
-a reason for suspicion, but no ledger can hide usage above the limit.
+The limit comes from the node's record (its saved data about the container), and the driver's usage is always compared
+with the limit. The tenant can write the ledger, the file in which our library in the container counts memory. So a
+ledger that shows less than the driver is a reason for suspicion, but no ledger can hide usage above the limit.
 
 These are the reasons of a suspicion. NO_SLOT: a process has a context or memory on the GPU, but no slot (entry of a
 live process) in the ledger, so its memory is not counted. MEMORY: the driver reports more memory for the processes than

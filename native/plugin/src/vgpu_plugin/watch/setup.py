@@ -95,7 +95,8 @@ class Teller:
             threading.Thread(target=self._send, args=(finding,), name="watch event", daemon=True).start()
 
     def say(self, allocation: str, text: str) -> None:
-        """Writes an event on the pod of an allocation. Other parts of the plugin call it with the event's text."""
+        """Writes an event on the pod of an allocation (the slices of one container). Other parts of the plugin call it
+        with the event's text."""
         record = self._records.get(allocation)
         if record is None or record.kind != KUBELET or self._pods is None:
             return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares how much of a GPU's time each container used over the last ten seconds, by the driver's data, with its share
-in the node's record. It reads and writes nothing outside its arguments.
+in the node's record (its saved data about the container). The functions read and write nothing outside their arguments.
 
 A container that is alone on a GPU may use all of it (policy ``default``). The arbiter, a program of the node, counts
 the time for which it allowed this, and that time does not count as an excess. While a neighbour reports demand, the
-arbiter limits both to their shares. So a neighbour cannot make an honest container look suspicious.
+arbiter limits each of the two to its share. So a neighbour cannot make an honest container look suspicious.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def share_of(limits: Mapping[str, Any], device: Mapping[str, Any]) -> float | No
 
 
 def open_s(before: Mapping[str, Any] | None, page: Mapping[str, Any] | None, seconds: float, now_ns: int) -> float:
-    """Returns the seconds for which the container was allowed all of the GPU, from the arbiter's page at two polls.
-    Returns all seconds if the time is unknown, because there is no page yet or the arbiter is older and does not count
-    it. ``now_ns``: present time on the arbiter's clock.
+    """Returns the seconds for which the container was allowed all of the GPU, from the arbiter's page (the data that it
+    publishes) at two polls. Returns all seconds if the time is unknown, because there is no page yet or an older
+    arbiter does not count the time. ``now_ns``: present time on the arbiter's clock.
     """
     if before is None or page is None:
         return seconds

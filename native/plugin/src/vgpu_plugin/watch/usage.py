@@ -24,7 +24,7 @@ from ..node.podresources import Holder
 from . import rule
 from .finding import STATIC_KIND, Programs, State
 
-# Parts per million, the unit of the rate in the arbiter's page.
+# Parts per million, the unit of the rate in the arbiter's page (the data that the arbiter publishes).
 PPM = 1_000_000
 # The largest value that fits into a message field. A tenant may write any value, which must not make the whole response
 # fail.
@@ -69,7 +69,7 @@ class Usage:
 
 class Violations:
     """Counts how often each allocation exceeded its memory limit on each GPU, according to its ledger or to the
-    watcher. An excess that lasts over several calls counts once. Thread-safe.
+    watcher. An excess that lasts over several calls counts once. The class is thread-safe.
     """
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class Violations:
         self._counts: dict[tuple[str, str], int] = {}
 
     def seen(self, usages: list[Usage], state: State) -> list[Usage]:
-        """Returns the usages, completed by these counts and the driver's values. Counts of ended allocations are
-        dropped.
+        """Returns the usages, with the counts of violations and the driver's values filled in. Drops the counts of
+        ended allocations.
         """
         with self._lock:
             over = {(one.allocation, one.uuid) for one in usages if 0 < one.memory_limit < one.memory_used}
@@ -101,7 +101,8 @@ class Violations:
 
 
 def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
-    """Returns a usage for each GPU of a record; its values are zero if the ledger cannot be read."""
+    """Returns a usage for each GPU of a record (the saved data of an allocation); its values are zero if the ledger
+    cannot be read."""
     devices = record.limits.get("devices") or []
     try:
         ledger = abi_files.read_ledger(str(folder / "rw" / "ledger"))
@@ -142,7 +143,7 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
 
 
 def _recent(page: dict[str, Any], name: str, now: int) -> bool:
-    """Whether a time in the tenant page lies within the last second. The tenant may have written any value."""
+    """Returns whether a time in the tenant page lies within the last second. The tenant may have written any value."""
     return bool(page) and 0 <= now - page[name] < RECENT_NS
 
 

@@ -441,7 +441,7 @@ class Watch:
                 self._seen[key] = one
 
     def _still(self, process: Process, finding: Finding) -> bool:
-        """Whether the process is still in the finding's container. It is called while the pid cannot be reused."""
+        """Returns whether the process is still in the finding's container. Called while the pid cannot be reused."""
         devices = self._devices()
         owners = self._processes.of([process.pid], devices, self._node.pods)
         return finding.allocation in owners.get(process.pid, frozenset())

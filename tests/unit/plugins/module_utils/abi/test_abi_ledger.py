@@ -55,7 +55,7 @@ LARGER = [
 
 
 @pytest.mark.parametrize("head", LARGER)
-def test_refuses_a_ledger_with_more_than_its_file_holds(head: dict[str, int]) -> None:
+def test_ledger_with_more_than_its_file_holds_is_refused(head: dict[str, int]) -> None:
     data = bytearray(files.pack_ledger(UUIDS, "one"))
     for name, value in head.items():
         files.put_field(data, 0, fields.LEDGER_FIELDS, name, value)
@@ -131,8 +131,8 @@ def test_ledger_is_emptied_in_place(tmp_path: Path, before: bytes) -> None:
     assert (path.read_bytes(), path.stat().st_ino) == (files.pack_ledger(UUIDS, "two"), inode)
 
 
-# columns: error when the ledger is opened; whether the ledger counts as used. The kernel reports BlockingIOError while
-# a process holds a lease on the file.
+# columns: error when the ledger is opened; expected: whether the ledger counts as used. The kernel reports
+# BlockingIOError while a process holds a lease on the file.
 @pytest.mark.parametrize(("fault", "used"), [(BlockingIOError(), True), (FileNotFoundError(), False)])
 def test_ledger_that_cannot_be_opened_is_used_only_if_a_process_leases_it(
     monkeypatch: pytest.MonkeyPatch, fault: OSError, used: bool
@@ -144,8 +144,8 @@ def test_ledger_that_cannot_be_opened_is_used_only_if_a_process_leases_it(
     assert files.ledger_in_use("/ledger") is used
 
 
-# columns: fields of slot 0; whether the slot counts as used. A slot with a pid counts even without memory. A slot
-# without pid and memory does not count, even if an ended process left its pid namespace there.
+# columns: fields of slot 0; expected: whether the slot counts as used. A slot with a pid counts even without memory. A
+# slot without pid and memory does not count, even if an ended process left its pid namespace there.
 SLOT_FIELDS: list[tuple[dict[str, int], bool]] = [({"pid": 7}, True), ({"pid_namespace": 9}, False), ({}, False)]
 
 
@@ -158,7 +158,7 @@ def test_slot_of_a_process_is_read(slot: dict[str, int], used: bool) -> None:
     assert [(one["slot"], one["pid"]) for one in found] == ([(0, 7)] if used else [])
 
 
-def test_name_without_an_end_does_not_continue_in_the_next() -> None:
+def test_uuid_without_a_final_zero_byte_ends_at_its_field() -> None:
     data = bytearray(files.pack_ledger(UUIDS, "one"))
     start = fields.LEDGER_FIELDS["devices"][0]
     data[start : start + fields.UUID_SIZE] = b"G" * fields.UUID_SIZE

@@ -71,12 +71,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "value", "device", "words"), REFUSED)
-def test_refuses_a_field_out_of_range(name: str, value: Any, device: bool, words: str) -> None:
+def test_field_out_of_range_is_refused(name: str, value: Any, device: bool, words: str) -> None:
     with pytest.raises(files.LayoutError, match=words):
         files.parse_limits(with_field(name, value, device))
 
 
-def test_refuses_a_wrong_checksum() -> None:
+def test_wrong_checksum_is_refused() -> None:
     with pytest.raises(files.LayoutError, match="the limits file is incomplete: crc32"):
         files.parse_limits(with_field("memory_bytes", 1, device=True, checksum=False))
 
@@ -88,8 +88,8 @@ def test_checksum_is_of_the_bytes_with_sequence_and_checksum_as_zero(sequence: i
     assert int.from_bytes(data[24:28], "little") == zlib.crc32(data[:20] + bytes(8) + data[28:])
 
 
-# columns: keys of a limits file without devices; the bits of its flags at byte 28, its priority at byte 36, its log
-# level at byte 40
+# columns: keys of a limits file without devices; expected: the bits of its flags at byte 28, its priority at byte 36,
+# its log level at byte 40
 HEADERS: list[tuple[dict[str, Any], int, int, int]] = [
     ({}, 1, 1, 1),
     ({"count_context": False, "priority": 0}, 0, 0, 1),
@@ -116,12 +116,12 @@ NOT_PACKED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("content", "words"), NOT_PACKED)
-def test_refuses_to_pack(content: dict[str, Any], words: str) -> None:
+def test_invalid_content_is_not_packed(content: dict[str, Any], words: str) -> None:
     with pytest.raises(files.LayoutError, match=words):
         files.pack_limits(content)
 
 
-def test_reads_every_device() -> None:
+def test_every_device_is_read() -> None:
     devices = [{"uuid": f"GPU-{n}", "memory_bytes": n << 20, "sm_percent": n} for n in range(1, fields.MAX_DEVICES + 1)]
     found = files.parse_limits(files.pack_limits({"allocation": "one", "devices": devices}))["devices"]
     assert [{key: one[key] for key in ("uuid", "memory_bytes", "sm_percent")} for one in found] == devices
@@ -132,7 +132,7 @@ def test_an_unlimited_device_needs_no_size() -> None:
     assert (device["unlimited"], device["memory_bytes"]) == (True, 0)
 
 
-def test_reads_the_devices_of_an_older_library() -> None:
+def test_devices_of_an_older_library_are_read() -> None:
     """An older library's entries of 56 bytes end with the percent of the SMs."""
     (device,) = files.parse_limits(with_field("device_size", 56, device=False))["devices"]
     assert {key: device[key] for key in ("uuid", "memory_bytes")} == {
@@ -148,7 +148,7 @@ def test_a_header_without_devices_is_a_whole_file() -> None:
     assert files.parse_limits(bytes(data))["devices"] == []
 
 
-def test_refuses_devices_beyond_the_end() -> None:
+def test_devices_beyond_the_end_of_the_file_are_refused() -> None:
     data = bytearray(packed())
     room = (fields.LIMITS_FILE_SIZE - AT) // fields.LIMITS_DEVICE_SIZE
     files.put_field(data, 0, fields.LIMITS_FIELDS, "device_count", 1)
@@ -173,7 +173,7 @@ def test_change_in_place_advances_the_sequence(tmp_path: Path, before: int, afte
 
 
 ONE = {"allocation": "one", "devices": [DEVICE]}
-# columns: bytes of a limits file; whether it has exactly the limits ONE
+# columns: bytes of a limits file; expected: whether they have exactly the limits ONE
 SAYS = [
     (files.pack_limits(ONE), True),
     (files.pack_limits({**ONE, "sequence": 4}), True),
@@ -189,6 +189,6 @@ def test_file_with_the_same_limits_is_known(data: bytes, same: bool) -> None:
 
 
 @pytest.mark.parametrize("uuid", ["G", "G" * (fields.UUID_SIZE - 1)], ids=["shortest", "longest"])
-def test_accepts_uuids_of_each_length(uuid: str) -> None:
+def test_shortest_and_longest_uuid_are_accepted(uuid: str) -> None:
     (device,) = files.parse_limits(packed(uuid=uuid))["devices"]
     assert device["uuid"] == uuid

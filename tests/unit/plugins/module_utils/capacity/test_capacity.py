@@ -153,7 +153,7 @@ def test_host_without_an_installation_has_one_difference(nvml_answer):
     assert text.endswith("; run site.yml for this host")
 
 
-def test_host_whose_device_plugin_died_is_installed():
+def test_host_whose_device_plugin_died_counts_as_installed():
     found = compared(**BARE, unit=True)
     assert found["installed"] is True
     assert [one["what"] for one in found["drift"]] == ["configuration", "device plugin"]
@@ -508,8 +508,8 @@ LACKS_B = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": [{"index": 1, "err
 SLOW = "GPU GPU-a keeps its old slices until the last one in use is free"
 TROUBLED = {**WATCHING, "findings": [FINDING]}
 
-# columns: warnings of the device plugin, other changes to the host, warnings in the report. A warning is left out if
-# the report has a difference for its cause.
+# columns: warnings of the device plugin, other changes to the host; expected warnings in the report. A warning is left
+# out if the report has a difference for its cause.
 WARNED = [
     ([FULL, BLIND], {}, [FULL, BLIND]),
     ([NAMES], {}, [NAMES]),

@@ -173,7 +173,7 @@ def test_last_isolation_check_is_read_only_with_the_usage(tmp_path, monkeypatch)
     assert capacity.observe(host, usage=True)["isolation"] == {"time": 5, "verdict": "passed"}
 
 
-# columns: data that the device plugin is asked for only with the usage; its value without the usage
+# columns: data that the device plugin is asked for only with the usage; expected value without the usage
 @pytest.mark.parametrize(("name", "unasked"), [("usage", []), ("slices", []), ("watch", None)])
 def test_running_containers_are_read_only_with_the_usage(tmp_path, monkeypatch, name, unasked):
     answer = [{"allocation": "a1"}]

@@ -65,9 +65,9 @@ def test_name_of_a_container_needs_all_its_parts(one, names):
 
 
 LEDGERS = [
-    # columns: label, MiB in the ledger of each container, MiB in use according to the driver; whether a ledger is
-    # reported as too large. The ledgers may exceed the driver's figure by 1/16 of the ledgers or by 64 MiB, whichever
-    # is more.
+    # columns: label, MiB in the ledger of each container, MiB in use according to the driver; expected: whether a
+    # ledger is reported as too large. The ledgers may exceed the driver's figure by 1/16 of the ledgers or by 64 MiB,
+    # whichever is more.
     ("ledger equal to the driver's figure", [3000], 3000, False),
     ("ledger 1/16 above the driver's figure", [3000], 3000 - 3000 // 16, False),
     ("ledger 1/16 and 1 MiB above the driver's figure", [3000], 3000 - 3000 // 16 - 1, True),
@@ -147,9 +147,9 @@ def test_checkpoint_that_cannot_be_read(text):
 
 
 LIBRARIES = [
-    # columns: label, library version that new containers get, what differs in the record of a running container, which
-    # normally has version 1 and was started by a kubelet; whether a note names this container. A lease reserves a slice
-    # for an isolation check.
+    # columns: label, library version that new containers get, what differs in the record of a running container;
+    # expected: whether a note names this container. Normally the container has version 1 and was started by a kubelet.
+    # A lease reserves a slice for an isolation check.
     ("older library", "2", {}, True),
     ("current library", "1", {}, False),
     ("older library of a lease", "2", {"kind": "lease"}, False),

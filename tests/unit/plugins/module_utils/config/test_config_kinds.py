@@ -38,7 +38,7 @@ DURATIONS = [
 
 
 @pytest.mark.parametrize(("value", "seconds"), DURATIONS)
-def test_reads_durations_as_go_writes_them(value: Any, seconds: float | None) -> None:
+def test_durations_are_read_as_go_writes_them(value: Any, seconds: float | None) -> None:
     found = kinds.duration_s(value)
     assert found == (seconds if seconds is None else pytest.approx(seconds, rel=1e-12))
 
@@ -55,5 +55,5 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("value", "shown"), SHOWN)
-def test_shows_a_value_in_at_most_80_characters(value: Any, shown: str) -> None:
+def test_value_is_shown_in_at_most_80_characters(value: Any, shown: str) -> None:
     assert kinds.show(value) == shown

@@ -54,7 +54,8 @@ def test_files_that_differ(about, found, changes):
 
 
 IN_FORCE = [
-    # columns: label, status of the running device plugin; whether its file has changed since the program loaded it
+    # columns: label, status of the running device plugin; expected: whether its file has changed since the program
+    # loaded the file
     ("program does not respond", {}, False),
     ("current node.yaml", {"config_path": PATH, "config_sha256": sha256(BASE)}, False),
     ("outdated node.yaml", {"config_path": PATH, "config_sha256": "x"}, True),

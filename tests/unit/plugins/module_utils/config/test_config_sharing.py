@@ -241,7 +241,7 @@ def test_replicas_of_mig_devices_by_group_vars(gpus, variables, wanted):
         ({}, 15360, 100, "none"),
     ],
 )
-def test_memory_and_sm_share_of_a_device(parts, memory, percent, mode):
+def test_memory_and_sm_share_depend_on_the_sharing_mode(parts, memory, percent, mode):
     pieces, _findings = sharing.pieces_for([gpu(0)], config(**parts))
     assert {(one.memory_mib, one.sm_percent, one.mode) for one in pieces} == {(memory, percent, mode)}
     assert {(one.uuid, one.device) for one in pieces} == {(U.format(0), U.format(0))}
@@ -319,7 +319,7 @@ def test_each_mig_device_that_mps_cannot_share_is_an_error():
     assert said == ["0:0)", "0:1)"]
 
 
-# columns: GPUs of the host, resource of a time-slicing entry; words of the expected warnings
+# columns: GPUs of the host, resource of a time-slicing entry; expected words of the warnings
 WITHOUT_EFFECT = [
     (TWO, "nvidia.com/gpu", []),
     (TWO, "nvidia.com/other", ["no device of this host has the resource nvidia.com/other (nvidia.com/gpu)"]),
@@ -335,7 +335,7 @@ def test_entry_for_a_missing_resource_has_no_effect(gpus, name, said):
     ]
 
 
-# columns: parts of the configuration; resource name of whole GPUs
+# columns: parts of the configuration; expected resource name of whole GPUs
 PLAIN_NAMES = [
     ({}, "nvidia.com/gpu"),
     ({"sharing": {"vcuda": {"splitCount": 2}}}, "nvidia.com/gpu"),
@@ -357,8 +357,8 @@ def test_each_resource_of_a_node_is_named_once_in_order():
     assert sharing.resources_of([], node_config.from_vars({})) == ["nvidia.com/gpu"]
 
 
-# columns: section of the configuration, its failRequestsGreaterThanOne (None: not set); whether the plugin refuses a
-# container that requests several replicas
+# columns: section of the configuration, its failRequestsGreaterThanOne (None: not set); expected: whether the plugin
+# refuses a container that requests several replicas
 @pytest.mark.parametrize(
     ("section", "said", "wanted"),
     [
@@ -368,7 +368,7 @@ def test_each_resource_of_a_node_is_named_once_in_order():
         ("mps", False, False),
     ],
 )
-def test_fail_requests_greater_than_one(section, said, wanted):
+def test_default_refusal_of_several_replicas_depends_on_the_section(section, said, wanted):
     more = {} if said is None else {"failRequestsGreaterThanOne": said}
     whole = config(sharing={section: dict({"resources": [entry()]}, **more)})
     mode = {"timeSlicing": "time-slicing"}.get(section, section)
@@ -376,8 +376,7 @@ def test_fail_requests_greater_than_one(section, said, wanted):
 
 
 # The inputs of the tests that NVIDIA publishes for version v1 of its configuration file: resources of a sharing
-# section, devices of a resource, flags, and whole files.
-# columns: input; whether NVIDIA's plugin accepts it
+# section, devices of a resource, flags, and whole files. columns: input; expected: whether NVIDIA's plugin accepts it
 PLAIN = {"name": "valid", "replicas": 2}
 NVIDIA_ENTRIES = [
     ({}, False),
@@ -440,7 +439,7 @@ NVIDIA_FILES = (
 
 @pytest.mark.parametrize("compat", [False, True])
 @pytest.mark.parametrize(("parts", "accepted"), NVIDIA_FILES, ids=[json.dumps(row[0]) for row in NVIDIA_FILES])
-def test_files_that_nvidia_publishes(parts, accepted, compat):
+def test_files_of_nvidias_tests_are_judged_as_by_its_plugin(parts, accepted, compat):
     whole = dict({"version": "v1"}, **json.loads(json.dumps(parts)))
     if compat:
         whole["compat"] = "nvidia-v1"
@@ -503,6 +502,6 @@ def test_compat_ignores_selection_and_names_as_nvidias_plugin_does():
         ({"sharing": slicing(entry(rename="light"))}, "nvidia.com/light"),
     ],
 )
-def test_name_of_the_resource(parts, name):
+def test_resource_name_follows_the_configuration(parts, name):
     assert node_config.resource_name(config(**parts)) == name
     assert name in {one.resource for one in sharing.pieces_for(TWO, config(**parts))[0]}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the sizes of slices (parts of a GPU) against tables that were calculated by hand. Three values of the
 configuration decide the sizes: the split count K (slices of each GPU), the memory scaling S (above 1, the slices
-together have more memory than the GPU) and the cores scaling C (the same for compute).
+together have more memory than the GPU) and the cores scaling C (the same for compute). An exception (an entry of
+vgpu_devices) sets other values for some GPUs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ WORKED = [
 
 
 @pytest.mark.parametrize(("memory_mib", "split", "scaling", "cores", "number", "slice_mib", "sm_percent"), WORKED)
-def test_slices_of_the_worked_examples(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
+def test_slices_equal_the_worked_examples(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
     made = pieces(gpus(memory_mib), config(split, scaling, cores))
     assert len(made) == number
     assert {piece.memory_mib for piece in made} == {slice_mib}
@@ -77,7 +78,7 @@ def test_default_split_count_is_two():
     assert len(pieces(gpus(16160, count=1), {"version": "v1", "sharing": {"vcuda": {}}})) == 2
 
 
-def test_first_exception_that_matches_wins_and_leaves_the_rest_to_the_node():
+def test_first_matching_exception_wins_and_unset_values_come_from_the_node():
     devices = [
         {"match": {"index": 0}, "splitCount": 1},
         {"match": {"model": "V100"}, "splitCount": 5, "coresScaling": "1"},
@@ -118,7 +119,7 @@ def test_impossible_slice_size_is_an_error(memory_mib, split, scaling, cores, wo
         assert word in str(caught.value)
 
 
-# columns: model in the configuration, model that the driver reports; whether they match
+# columns: model in the configuration, model that the driver reports; expected: whether the two models match
 @pytest.mark.parametrize(
     ("pattern", "model", "same"),
     [

@@ -87,8 +87,8 @@ def test_unknown_variable_names_the_nearest(name, meant):
     assert f'did you mean "{meant}"?' in findings[0].message
 
 
-# columns: an invalid entry of vgpu_devices, which sets other values for some GPUs; expected key in the error, words of
-# the error
+# columns: an invalid entry of vgpu_devices (an exception: other values for some GPUs); expected key in the error, words
+# of the error
 BAD_EXCEPTIONS = [
     ({"match": {"index": 0}, "splitcount": 1}, "vgpu_devices[0].splitcount", 'did you mean "split_count"?'),
     ({"match": {"idx": 0}, "split_count": 1}, "vgpu_devices[0].match.idx", 'did you mean "index"?'),
@@ -142,7 +142,7 @@ def test_valid_value_is_converted(name, value, clean):
         ({"vgpu_slice_sizing": "requested", "vgpu_sharing": "time-slicing"}, 2),
     ],
 )
-def test_split_count_where_the_group_sets_none(values, split):
+def test_default_split_count_is_10_if_pods_request_their_sizes(values, split):
     """If pods request their own sizes, the default is 10, because with a limit of two pods on a GPU, two small pods
     would keep a third pod off a nearly free GPU."""
     assert schema.read(values, [])["vgpu_split_count"] == split

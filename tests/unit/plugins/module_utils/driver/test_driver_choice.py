@@ -278,7 +278,7 @@ def test_drop_in_starts_ubuntus_persistence_daemon_with_the_mode_on():
     assert chosen("ubuntu24", [T4]).rereads["nvidia-persistenced.service"] == [host_files.PERSISTENCE_FILE]
 
 
-# columns: facts of the driver, configured version, words of the reason to reboot
+# columns: facts of the driver, configured version; expected words of the reason to reboot
 REBOOT = [
     ({}, "", ""),
     ({"nouveau": True}, "", "nouveau uses the GPUs"),

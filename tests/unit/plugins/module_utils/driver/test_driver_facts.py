@@ -135,7 +135,7 @@ SWITCHES = [
 
 
 @pytest.mark.parametrize(("devices", "vpd", "count"), SWITCHES)
-def test_number_of_nvswitches(tmp_path, devices, vpd, count):
+def test_nvswitches_are_counted(tmp_path, devices, vpd, count):
     files = {}
     for address, (vendor, device) in devices.items():
         files.update({f"sys/bus/pci/devices/{address}/vendor": vendor, f"sys/bus/pci/devices/{address}/device": device})

@@ -26,7 +26,7 @@ GENERATIONS = [
 
 
 @pytest.mark.parametrize(("device", "name", "first", "last"), GENERATIONS)
-def test_generation_of_a_device_id(device, name, first, last):
+def test_device_id_has_a_generation(device, name, first, last):
     found = driver_support.generation(driver_support.device_id(device))
     assert (found.name, found.first, found.last) == (name, first, last)
 

@@ -128,7 +128,7 @@ APPLIED = [
 
 
 @pytest.mark.parametrize(("before", "settings", "calls"), APPLIED)
-def test_calls_of_an_applied_file(path: Path, before: str | None, settings: dict, calls: list) -> None:
+def test_applied_file_causes_these_calls(path: Path, before: str | None, settings: dict, calls: list) -> None:
     if before is not None:
         path.write_text(before)
     daemon = Daemon(path)
@@ -222,8 +222,8 @@ def test_fault_leaves_the_file_unchanged(path: Path, settings: dict, state: dict
     assert leavings(path) == ["daemon.json"]
 
 
-# columns: restart policy, running containers, whether live-restore keeps containers alive; whether the daemon is
-# restarted
+# columns: restart policy, running containers, whether live-restore keeps containers alive; expected: whether the daemon
+# is restarted
 POLICIES = [
     ("if_idle", [], False, True),
     ("if_idle", ["job"], False, False),

@@ -47,7 +47,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("document", "argv", "words"), CASES)
-def test_problems_of_a_file(document: dict, argv: list, words: list) -> None:
+def test_problems_of_a_file_are_found(document: dict, argv: list, words: list) -> None:
     found = daemon_check.problems(document, argv, lambda path: path != "/nowhere")
     assert len(found) == len(words), found
     for problem, word in zip(found, words):

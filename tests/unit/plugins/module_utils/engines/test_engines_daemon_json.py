@@ -170,7 +170,7 @@ INFO = {
 FRESH = {"DefaultRuntime": "runc", "Runtimes": {"runc": {"path": "runc"}}, "LiveRestoreEnabled": False}
 ADDED = ["dockerd", "--add-runtime", "nvidia=/usr/bin/nvidia-container-runtime", "--default-runtime=nvidia"]
 
-# columns: the daemon's info, document, argv, (unapplied key, the action that applies it)
+# columns: the daemon's info, content of daemon.json, command line; expected (unapplied key, the action that applies it)
 LACKS = [
     (INFO, NVIDIA, (), []),
     (FRESH, {}, (), []),

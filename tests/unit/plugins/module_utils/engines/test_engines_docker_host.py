@@ -85,7 +85,7 @@ def test_a_restart_opens_lost_sockets_again(
 
 
 DAEMON = "/usr/bin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock"
-# columns: command line of the service's main process, None if it has none; expected command line of the daemon
+# columns: command line of the service's main process (None: there is none); expected command line of the daemon
 MAIN_PROCESSES = [
     (None, []),
     ("", []),

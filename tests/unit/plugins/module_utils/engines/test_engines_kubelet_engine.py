@@ -52,7 +52,7 @@ KUBELETS = [
 
 
 @pytest.mark.parametrize(("processes", "config", "version", "engine"), KUBELETS)
-def test_the_engine_of_a_running_kubelet(tmp_path, processes, config, version, engine):
+def test_engine_of_a_running_kubelet_is_found(tmp_path, processes, config, version, engine):
     write(tmp_path, CONFIG, config)
     for pid, (comm, line) in enumerate(processes.items(), 40):
         write(tmp_path, f"proc/{pid}/comm", comm + "\n")
@@ -104,7 +104,7 @@ DRIVERS = [
 
 
 @pytest.mark.parametrize(("line", "config", "driver"), DRIVERS)
-def test_the_cgroup_driver_of_a_running_kubelet(tmp_path, line, config, driver):
+def test_cgroup_driver_of_a_running_kubelet_is_found(tmp_path, line, config, driver):
     write(tmp_path, CONFIG, config)
     write(tmp_path, "proc/40/comm", "kubelet\n")
     write(tmp_path, "proc/40/cmdline", line.replace(" ", "\0") + "\0")

@@ -63,7 +63,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("kubelet", "docker", "containerd", "files", "engine", "runtime"), ROWS)
-def test_the_engine_and_its_runtime(tmp_path, kubelet, docker, containerd, files, engine, runtime):
+def test_engine_and_oci_runtime_are_found(tmp_path, kubelet, docker, containerd, files, engine, runtime):
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

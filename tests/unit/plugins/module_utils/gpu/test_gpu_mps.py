@@ -41,7 +41,7 @@ CAPS = [
 
 
 @pytest.mark.parametrize(("capability", "cuda", "clients"), CAPS)
-def test_maximum_number_of_clients_of_a_gpu(capability, cuda, clients):
+def test_gpu_has_a_maximum_number_of_clients(capability, cuda, clients):
     assert mps.client_cap(capability, cuda) == clients
 
 
@@ -84,7 +84,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("gpus", "replicas", "commands"), LIMITS)
-def test_limits_of_each_client(gpus, replicas, commands):
+def test_each_client_gets_its_limits(gpus, replicas, commands):
     assert mps.limits(gpus, replicas) == commands
 
 

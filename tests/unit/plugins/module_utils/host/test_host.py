@@ -115,7 +115,7 @@ def test_units_are_read_in_one_call(tmp_path):
     assert units["vgpu-device-plugin.service"]["started"] is None
 
 
-# columns: name of the mapped file, whether the file is replaced; whether the process must be reported
+# columns: name of the mapped file, whether the file is replaced; expected: whether the process is reported
 @pytest.mark.parametrize(
     ("name", "replaced", "old"),
     [
@@ -201,7 +201,7 @@ def test_gpus_on_the_bus_are_nvidia_display_and_compute_devices(tmp_path):
         (None, "drm 1 1 nouveau,\n", None, False),
     ],
 )
-def test_kernel_side_of_the_driver(tmp_path, version_text, modules, loaded, nouveau):
+def test_loaded_driver_is_read_from_the_kernel(tmp_path, version_text, modules, loaded, nouveau):
     files = {"proc/modules": modules}
     if version_text:
         files["proc/driver/nvidia/version"] = version_text

@@ -34,7 +34,7 @@ def machine(tmp_path):
 
 
 MARKS = [
-    # columns: label, run id; whether the run with this id has ended
+    # columns: label, run id; expected: whether the run with this id has ended
     ("running process", MARK, False),
     ("pid reused by another process", "812.40016.0f3a9c1e5b7d", True),
     ("pid reused after a reboot", "812.40017.aaaaaaaaaaaa", True),
@@ -47,7 +47,7 @@ MARKS = [
 
 
 @pytest.mark.parametrize(("about", "mark", "over"), MARKS, ids=[one[0] for one in MARKS])
-def test_has_ended(machine, about, mark, over):
+def test_text_that_is_no_run_id_has_not_ended(machine, about, mark, over):
     """A text that is not a run id belongs to another program. It must not count as ended; otherwise the files of
     that program would be removed."""
     assert run_id.has_ended(mark, machine) is over
@@ -57,7 +57,7 @@ STARTED = BOOTED + 40017 / os.sysconf("SC_CLK_TCK")
 NOW = time.time()  # read once, so that a slow test run does not change the ages below
 FORMER = [
     # columns: label, run id of a former version, time when the container, image or folder with this id (the artefact)
-    # was created; whether the run with this id has ended
+    # was created; expected: whether the run with this id has ended
     ("pid without a process, time unknown", "813", None, True),
     ("pid without a process, new artefact", "813", NOW, True),
     ("pid in use, time unknown", "812", None, False),
@@ -73,7 +73,7 @@ FORMER = [
 
 
 @pytest.mark.parametrize(("about", "mark", "made", "over"), FORMER, ids=[one[0] for one in FORMER])
-def test_marks_of_former_versions(machine, monkeypatch, about, mark, made, over):
+def test_run_ids_of_former_versions_are_judged_by_their_creation_time(machine, monkeypatch, about, mark, made, over):
     """In former versions the run id was only a pid, and in the first version there was none. The creation time of the
     artefact (container, image or folder) then shows whether the process with this pid is the run."""
     monkeypatch.setattr(run_id.time, "time", lambda: NOW)
@@ -87,7 +87,7 @@ def test_without_the_time_of_the_boot_a_pid_in_use_is_the_run_itself(machine):
     assert run_id.has_ended("812", machine, 0.0) is False
 
 
-def test_marks_of_this_machine():
+def test_run_ids_differ_and_end_with_their_process():
     """Two runs at the same time have different ids, and a run has ended as soon as its process is gone."""
     mine = run_id.own()
     assert mine.partition(".")[0] == str(os.getpid())
@@ -102,7 +102,7 @@ def test_marks_of_this_machine():
     assert run_id.has_ended(mark) is True
 
 
-def test_mark_fits_into_every_name():
+def test_run_id_fits_into_every_name():
     """A run id is part of an image tag, a label, a file name and a containerd container name, which has at most 76
     characters."""
     assert run_id.MARK.fullmatch(run_id.own())

@@ -35,7 +35,7 @@ def test_units_that_know_the_former_gpus_run_again(shown, verb, rc, faults):
     assert len(said) == faults
 
 
-def test_the_boot_of_mig_runs_it_again_where_it_is_enabled():
+def test_mig_at_boot_starts_an_enabled_cdi_refresh_again():
     """At boot, nvidia-cdi-refresh may have ended before vgpu-mig changed the GPUs. So vgpu-mig starts it again, if it
     is enabled."""
     (line,) = [one for one in mig_unit.UNIT_TEXT.splitlines() if one.startswith("ExecStartPost=")]

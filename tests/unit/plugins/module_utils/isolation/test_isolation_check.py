@@ -402,7 +402,7 @@ def test_fault_of_two_slices_with_a_shared_folder_is_no_violation(monkeypatch, t
 
 
 LOOKS = [
-    # columns: label, results of the polls, whether the slice is filled again
+    # columns: label, results of the polls; expected: whether the slice is filled again
     ("poll during the fill", {"most_bytes": 9}, False),
     ("polls only before the fill", {"most_bytes": 1}, True),
     ("run shorter than the polling interval", {"most_bytes": None}, True),

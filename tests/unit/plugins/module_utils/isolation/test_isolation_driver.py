@@ -221,7 +221,7 @@ MANAGED = [
 
 
 @pytest.mark.parametrize(("found", "verdict"), MANAGED)
-def test_managed_memory(found, verdict):
+def test_managed_memory_is_judged_by_the_growth_of_used_memory(found, verdict):
     assert driver_verdicts.of_managed("driver-misc", found)["verdict"] == verdict
 
 

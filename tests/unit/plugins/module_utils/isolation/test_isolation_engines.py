@@ -155,8 +155,8 @@ def test_containerd_container_names_the_gpu(host, tmp_path, given, wanted):
 
 WORD = Mount("/var/run/nvidia-container-devices/GPU-1", "/dev/null", False)
 GIVEN = [
-    # columns: label, client; whether its command mounts the path by which the NVIDIA runtime recognises a GPU. Podman
-    # does not use this runtime, so the mount would only put /dev/null into the container.
+    # columns: label, client; expected: whether its command mounts the path by which the NVIDIA runtime recognises a
+    # GPU. Podman does not use this runtime, so the mount would only put /dev/null into the container.
     ("docker, whose runtime reads the mount", "docker", True),
     ("containerd, whose runtime reads the mount", "ctr", True),
     ("podman, which would mount a file", "podman", False),
@@ -176,7 +176,7 @@ def test_container_has_the_image_and_mounts_of_its_engine(host, tmp_path, about,
 
 
 SPECS = [
-    # columns: label, CDI files on the host; whether podman gets the GPU
+    # columns: label, CDI files on the host; expected: whether podman gets the GPU
     ("CDI file of the plugin", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}, {"name": UUID}]}], True),
     (
         "CDI files of the plugin and of NVIDIA",
@@ -226,7 +226,7 @@ def test_later_check_removes_the_leftovers(host, tmp_path, image):
     assert not os.path.exists(of_dead)
 
 
-# columns: case, behaviour of docker's commands at the end of the run; whether the record of the run stays
+# columns: case, behaviour of docker's commands at the end of the run; expected: whether the record of the run stays
 @pytest.mark.parametrize(
     ("about", "commands", "stays"),
     [

@@ -15,8 +15,8 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import image as isolation_image
 
 
-def test_root_of_this_machine(tmp_path):
-    """The root folder has only the probe (the test program), the libraries that the loader lists, and a working shell.
+def test_root_has_the_probe_its_libraries_and_a_shell(tmp_path):
+    """The root folder has the probe (the test program), the libraries that the loader lists, and a working shell.
     Packing it twice gives the same bytes."""
     tar = isolation_image.pack("/bin/true")
     assert tar == isolation_image.pack("/bin/true")
@@ -41,8 +41,8 @@ def test_root_of_this_machine(tmp_path):
 
 def test_loader_lies_where_the_libraries_do_too():
     """For a separate library namespace (dlmopen), glibc searches for the loader in the folder of the libraries. If the
-    loader is missing there, a bypass by dlmopen fails in this root folder for the wrong reason, and the check of this
-    bypass would prove nothing."""
+    loader were missing there, a bypass by dlmopen would fail for this reason alone, and the check of the bypass would
+    prove nothing."""
     paths = isolation_image.paths_of(["/bin/true"])
     libc = next(one for one in paths if os.path.basename(one) == "libc.so.6")
     beside = set(os.listdir(os.path.dirname(libc)))
@@ -57,7 +57,7 @@ def test_missing_program_is_an_error(tmp_path):
         isolation_image.needed_by(str(tmp_path / "program"))
 
 
-def test_program_of_another_libc(monkeypatch):
+def test_program_of_another_libc_is_refused(monkeypatch):
     monkeypatch.setattr(isolation_image, "GLIBC", ("libc.musl.so.1",))
     with pytest.raises(
         isolation_image.ImageError, match="/bin/true is not linked with glibc; its loader reported 'linux-vdso"

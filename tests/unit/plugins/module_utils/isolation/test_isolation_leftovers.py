@@ -23,8 +23,8 @@ def host(tmp_path, monkeypatch):
 
 
 LISTED = [
-    # columns: label, run id in the image's tag and the container's label, repository of the image; whether both are
-    # removed
+    # columns: label, run id in the image's tag and the container's label, repository of the image; expected: whether
+    # image and container are removed
     ("image of an ended run", DEAD, leftovers.REPOSITORY, True),
     ("image from before a reboot, pid in use again", BEFORE, leftovers.REPOSITORY, True),
     ("image of a run whose pid was reused", FORMER, leftovers.REPOSITORY, True),
@@ -58,7 +58,8 @@ PODMAN_AGO = "2020-01-01 12:00:00.123456789 +0000 UTC"
 MY_PID = str(os.getpid())
 MADE = {LATELY: time.time_ns(), LONG_AGO: 1577876400 * 10**9, PODMAN_AGO: 1577880000 * 10**9}
 FORMER_ROWS = [
-    # columns: label, pid as the run id in label and tag, creation time; whether container and image are removed
+    # columns: label, pid as the run id in label and tag, creation time; expected: whether container and image are
+    # removed
     ("pid without a process", GONE, LATELY, True),
     ("reused pid, docker's time format", MY_PID, LONG_AGO, True),
     ("reused pid, podman's time format", MY_PID, PODMAN_AGO, True),
@@ -89,7 +90,7 @@ def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, en
 
 
 NO_VALUE = [
-    # columns: label, line of `docker ps` about a container; whether the container is removed
+    # columns: label, line of `docker ps` about a container; expected: whether the container is removed
     ("old container, one label", f"c7 {LONG_AGO} vgpu.isolation=", True),
     ("old container, several labels", f"c7 {LONG_AGO} vgpu.isolation=,a=b", True),
     ("old container of podman", f"c7 {PODMAN_AGO} map[vgpu.isolation: x:y]", True),
@@ -117,7 +118,7 @@ def test_unresponsive_engine_without_a_record_is_no_warning(host, tmp_path, monk
     assert leftovers.left_behind(params) == []
 
 
-# columns: label, pid in the folder's name, time of the last boot; whether the folder is removed
+# columns: label, pid in the folder's name, time of the last boot; expected: whether the folder is removed
 @pytest.mark.parametrize(
     ("about", "pid", "booted", "goes"),
     [

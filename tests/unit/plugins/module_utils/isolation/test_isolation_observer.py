@@ -47,7 +47,7 @@ LISTED = [
 
 
 @pytest.mark.parametrize(("listed", "read"), LISTED)
-def test_list_of_processes(listed, read):
+def test_list_of_processes_is_read(listed, read):
     reader = observer.ProcessReader.__new__(observer.ProcessReader)
 
     def call(name, _handle, count, table):

@@ -101,7 +101,7 @@ PROBE = [
 
 
 @pytest.mark.parametrize(("about", "rc", "out", "timed_out", "wanted"), PROBE, ids=[one[0] for one in PROBE])
-def test_verdicts_of_the_probe(about, rc, out, timed_out, wanted):
+def test_verdicts_follow_from_the_output_of_the_probe(about, rc, out, timed_out, wanted):
     found = verdicts(it.of_probe(rc, out, "", timed_out, EXPECTED, ["totals"]))
     assert {name: found[name] for name in wanted} == wanted
     if "violated" not in wanted.values() and "not-run" not in wanted.values():
@@ -238,7 +238,7 @@ def test_filled_bytes_of_the_probe(checks, filled):
 @pytest.mark.parametrize(
     ("missing", "verdict", "found"), [([], "passed", "/a, /b"), (["/a"], "violated", "/b"), (None, "not-run", "")]
 )
-def test_verdict_of_missing_mounts(missing, verdict, found):
+def test_missing_mounts_have_a_verdict(missing, verdict, found):
     one = it.of_mounts(missing, ["/a", "/b"])
     assert (one["verdict"], one["found"]) == (verdict, found)
 
@@ -273,12 +273,12 @@ def test_verdict_of_several_checks(checks, verdict):
         (["not-run", "violated"], "violated"),
     ],
 )
-def test_worst_of_several_verdicts(words, verdict):
+def test_worst_of_several_verdicts_counts(words, verdict):
     assert it.worst(words) == verdict
 
 
 NAMESPACE_SAYS = [
-    # columns: check in the probe's report; whether its detail must say that the libraries are the host's
+    # columns: check in the probe's report; expected: whether its detail says that the libraries are the host's
     (dict(CHECK, name="graphics", verdict="open", detail="libnvcuvid.so.1 can be loaded"), True),
     (dict(CHECK, name="graphics", verdict="passed"), False),
     (dict(CHECK, name="bypass-namespace", verdict="open"), False),
@@ -383,7 +383,7 @@ USAGE = (
 )
 UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
 OLDER_PROBE = [
-    # columns: label, exit status, stderr, the verdict, words of the detail
+    # columns: label, exit status, stderr; expected verdict, words of the detail
     ("unknown check", 64, UNKNOWN, "not-run", "knows no check 'neighbours'; the node's library has another version"),
     ("unknown option", 64, USAGE, "not-run", "knows no such option; the node's library has another version"),
     ("other exit status with the same stderr", 1, UNKNOWN, "violated", "exit status 1: "),
@@ -402,7 +402,7 @@ def test_older_probe_is_not_run_and_not_violated(about, rc, err, verdict, words)
 
 KILLED = report().replace('"detail": ""', '"detail": null')
 DETAILS = [
-    # columns: label, the check, words of its detail
+    # columns: label, the check; expected words of its detail
     ("mount of another file", it.of_mounts(["/a"], ["/a", "/b"]), "the slice does not show the host's file at /a"),
     ("all mounts correct", it.of_mounts([], ["/a"]), ""),
     ("no device nodes", it.of_device_nodes([], 1), "this host has no device nodes of GPUs"),
@@ -452,7 +452,7 @@ def beside(name, verdict, detail="") -> str:
 
 
 IMPORTS = [
-    # columns: label, report of the importing probe, report of the exporting probe, the verdict, words of the detail
+    # columns: label, reports of the importing and of the exporting probe; expected verdict, words of the detail
     (
         "import refused",
         beside("import-beside", "passed", "answers 801"),

@@ -87,8 +87,8 @@ def test_bypass_counts_only_with_its_expected_reason(proc, reason, named):
 
 
 BELOW = [
-    # columns: label, parent of the process, whether the mount namespace of the process is readable; whether the process
-    # counts as part of the run
+    # columns: label, parent of the process, whether the mount namespace of the process is readable; expected: whether
+    # the process counts as part of the run
     ("own namespace, started by the run", 10, True, True),
     ("first thread has exited; the run started the process", 10, False, True),
     ("own namespace, started by a child of the run", 12, True, True),

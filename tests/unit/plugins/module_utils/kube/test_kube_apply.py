@@ -21,7 +21,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("one", "path"), PATHS)
-def test_path_of_an_object(one, path):
+def test_object_has_this_path(one, path):
     assert kube_apply.path_of(one) == path
 
 

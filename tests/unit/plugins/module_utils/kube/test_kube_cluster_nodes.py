@@ -27,7 +27,7 @@ def node(runtime="containerd://2.1.5", kubelet="v1.34.2", arch="amd64", notes=No
         ("", "", ""),
     ],
 )
-def test_engine_of_a_kubelet(runtime, kubelet, engine):
+def test_engine_of_a_kubelet_is_found(runtime, kubelet, engine):
     assert node_images.engine_of(node(runtime, kubelet)) == engine
 
 
@@ -65,7 +65,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("engine", "find", "load", "remove"), COMMANDS, ids=[one[0] for one in COMMANDS])
-def test_commands_of_an_engine(engine, find, load, remove):
+def test_commands_depend_on_the_engine(engine, find, load, remove):
     found = node_images.commands(engine, "localhost/vgpu-scheduler", [IMAGE])
     assert (found["images"][IMAGE]["find"], found["load"], found["remove"]) == (find, load, remove)
     assert bool(found["images"][IMAGE]["pin"]) == (engine not in ("docker", "crio"))

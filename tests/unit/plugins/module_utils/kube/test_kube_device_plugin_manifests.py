@@ -43,7 +43,7 @@ def test_every_object_has_its_namespace_and_label():
 
 
 # These paths are passed to the kubelet, to container runtimes and to other containers, so they must be the same in the
-# plugin's pod and on the host. columns: path, whether the pod may write to it
+# plugin's pod and on the host. columns: path; expected: whether the pod may write to it
 SAME_PATHS = [
     ("/dev", True),
     ("/var/lib/kubelet/device-plugins", True),
@@ -219,7 +219,7 @@ TRACES_OF_RESOURCES = [
 
 
 @pytest.mark.parametrize(("named", "capacity", "allocatable", "gone"), TRACES_OF_RESOURCES)
-def test_resources_that_are_taken_back_of_a_node(named, capacity, allocatable, gone):
+def test_trace_removes_our_resources_from_a_node(named, capacity, allocatable, gone):
     """The plugin sets the annotation and the resources by one request, so the annotation names every resource of ours
     on the node."""
     annotations = {} if named is None else {CAPACITY: named}

@@ -39,7 +39,7 @@ DAEMONSET = [
     ("desired", "objects"),
     [(Desired(), SERVICE), (Desired("nvidia.com/gpu"), SERVICE), (Desired("", "kube-system", "vgpu"), DAEMONSET)],
 )
-def test_objects_of_the_settings(desired: Desired, objects: list) -> None:
+def test_objects_follow_the_settings(desired: Desired, objects: list) -> None:
     assert by_kind(desired) == objects
 
 

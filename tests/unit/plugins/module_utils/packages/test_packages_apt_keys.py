@@ -47,7 +47,7 @@ def test_keys_are_known_by_their_ids(data: bytes, number: int) -> None:
 
 
 # columns: folder of the key file, its content, whether a source of another owner names the file, whether our own source
-# names it; whether the file is removed
+# names the file; expected: whether the file is removed
 STALE_KEYS = [
     ("trusted", KEY, False, False, True),
     ("trusted", ARMOUR, False, False, True),
@@ -104,8 +104,8 @@ def test_key_is_restored_for_a_source_that_still_needs_it(apt: Apt, tmp_path: Pa
 
 COPY = {**LOCAL, "trusted": False}
 
-# columns: name and text of another source on the host, our own source; whether the key, which all sources without a key
-# of their own trust, is removed
+# columns: name and text of another source on the host, our own source; expected: whether the key, which all sources
+# without a key of their own trust, is removed
 LEFT_OVER = [
     ("theirs.list", "deb https://copy.example.com/ /\n", LOCAL, False),
     ("theirs.sources", "Types: deb\nURIs: https://copy.example.com/\nSuites: ./\n", LOCAL, False),

@@ -77,7 +77,7 @@ def test_package_folder_can_be_queried_before_its_source_is_written(scratch: Pat
     assert apt_text.parse_policy(apt(options, "policy", "vgpu-test-file"))["vgpu-test-file"]["candidate"] == "4.0"
 
 
-# columns: messages of apt, addresses of the sources that the role needs; whether the role must stop
+# columns: messages of apt, addresses of the sources that the role needs; expected: whether the role stops
 UNREAD = [
     ("Err:1 http://x.test/a ./ InRelease\nE: Failed to fetch http://x.test/a/./InRelease  404  Not Found", [], False),
     ("E: Failed to fetch http://x.test/a/./InRelease  404  Not Found", ["http://x.test/a"], True),
@@ -99,7 +99,8 @@ def test_only_an_unreadable_needed_source_stops_the_role(text: str, needed: list
     assert apt_text.is_fatal(text, needed) is fatal
 
 
-# columns: output of apt; whether the package lists are outdated, because the archive no longer has a file in them
+# columns: output of apt; expected: whether the package lists are outdated, because the archive no longer has a file in
+# them
 OUTDATED = [
     ("E: Failed to fetch http://m.test/p.deb  404  Not Found [IP: 127.0.0.1 80]\nE: Unable to fetch some", True),
     ("Err:1 http://m.test bookworm/main amd64 p amd64 1.0\n  404  Not Found [IP: 127.0.0.1 80]", True),

@@ -147,7 +147,7 @@ def test_unavailable_packages_are_named(package: str, words: str | None) -> None
     assert apt_text.unavailable([package], apt_text.parse_policy(POLICY)) == ([words] if words else [])
 
 
-# columns: desired package, installed version (None: not installed); whether this version is enough
+# columns: desired package, installed version (None: not installed); expected: whether this version is enough
 SATISFIED = [
     ("a", "1", True),
     ("a", None, False),
@@ -214,8 +214,8 @@ UTILS = {
     "candidate": "580.65.06-0ubuntu1",
     "versions": ["580.65.06-0ubuntu1", "535.261.03-0ubuntu2"],
 }
-# columns: packages, where "fm=@utils" means fm in the version of utils; known versions of utils; expected package fm
-# with its version
+# columns: desired packages, versions of the package utils; expected: package fm with its version. "fm=@utils" requests
+# fm in the version of utils.
 FOLLOWERS = [
     (["utils", "fm=@utils"], UTILS, "fm=580.65.06-*"),
     (["utils=535.*", "fm=@utils"], UTILS, "fm=535.261.03-*"),

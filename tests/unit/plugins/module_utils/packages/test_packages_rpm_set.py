@@ -323,7 +323,8 @@ class Zypper(rpm_host.RpmHost):
         return self.code, '<solvable kind="package" name="a" edition="1-1" repository="r"/>', "said"
 
 
-# columns: exit status of zypper; whether a search, an installation and a refresh of our repository count as successful
+# columns: exit status of zypper; expected: whether a search, an installation and a refresh of our repository count as
+# successful
 ZYPPERS_ENDS = [
     (0, True, True, True),
     (102, True, True, True),

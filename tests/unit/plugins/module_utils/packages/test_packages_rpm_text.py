@@ -37,7 +37,7 @@ def test_equal_versions_compare_as_equal(one: str, other: str) -> None:
     assert rpm_text.compare(one, other) == 0
 
 
-# columns: version, pin (a version that may be incomplete); whether the version matches the pin
+# columns: version, pin (a version that may be incomplete); expected: whether the version matches the pin
 PINS = [
     ("3:580.95.05-1.el9", "580.95.05", True),
     ("3:580.95.05-1.el9", "580.95.05-1.el9", True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the plan (the list of roles to run, with their changes) that follows from the state of a host and the
+"""Tests the plan (a list of steps: the roles to run, with their changes) that follows from the state of a host and the
 variables. Each row changes one fact of a converged host, which needs no change.
 """
 
@@ -313,7 +313,8 @@ def test_debian_derivatives_are_accepted(like):
     assert made(state=like)["errors"] == []
 
 
-# columns: the difference in the host's GPUs, exceptions, (level, path) of each finding
+# columns: the difference in the host's GPUs, exceptions (entries for single GPUs); expected (level, path) of each
+# finding
 GPU_ROWS = [
     ({}, [{"match": {"index": 5}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
     ({}, [{"match": {"model": "T4"}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),

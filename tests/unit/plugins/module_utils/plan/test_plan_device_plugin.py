@@ -13,8 +13,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_conf
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 
-# columns: facts of the state that differ, variables that differ; whether the plan refuses to restart the device plugin,
-# because the driver does not work
+# columns: facts of the state that differ, variables that differ; expected: whether the plan refuses to restart the
+# device plugin, because the driver does not work
 DRIVERLESS = [
     (SILENT, {"vgpu_split_count": 4}, True),
     ({**SILENT, (*UNIT, "active"): False}, {}, True),
@@ -77,7 +77,7 @@ PODS = [
 
 
 @pytest.mark.parametrize(("different", "words"), PODS)
-def test_node_of_the_daemonset(different, words):
+def test_node_of_the_daemonset_has_this_change(different, words):
     found = made(DAEMONSET, {**copy.deepcopy(BY_POD), **different})
     assert found["errors"] == []
     assert found["roles"][:1] == (["device_plugin"] if words else [])

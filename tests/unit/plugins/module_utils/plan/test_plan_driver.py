@@ -303,7 +303,7 @@ def test_another_branch_disturbs_however_it_was_chosen(chosen):
     assert (found.disturbs, found.errors) == (True, [])
 
 
-# columns: a line of the plan; whether this change replaces the running driver by another version
+# columns: a line of the plan; expected: whether this change replaces the running driver by another version
 REPLACES = [
     ("change nvidia-smi from 535.1 to 535.2", True),
     ("change kmod-nvidia-open-dkms from 3:580.1-1 to 590.*", True),
@@ -423,7 +423,7 @@ UBUNTU = {
     ("files", DROP_IN): {"sha256": sha256(host_files.PERSISTENCE_TEXT), "mtime": 1.0},
     ("units", PERSISTENCED): {"present": True, "enabled": True, "active": True, "started": 2.0},
 }
-# columns: the difference in nvidia-persistenced's drop-in on Ubuntu, changes that name the service
+# columns: the difference in nvidia-persistenced's drop-in on Ubuntu; expected changes that name the service
 DROP_INS = [
     ({}, []),
     ({("files", DROP_IN): None}, [f"write {DROP_IN}"]),

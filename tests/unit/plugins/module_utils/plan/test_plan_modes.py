@@ -102,7 +102,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("wanted", "state", "reason"), REASONS)
-def test_reason_of_mig_is_the_geometry_before_the_unit(wanted, state, reason):
+def test_another_geometry_is_the_reason_even_if_the_unit_differs_too(wanted, state, reason):
     whole = {**desired.INPUTS["mig"], "state": "present", "geometry": WANTED, **wanted}
     assert plan_modes.mig(whole, changed(AS_WANTED, state), {}).reason == reason
 
@@ -185,7 +185,8 @@ IN_MIG = {
 EMPTY = {**CARD, "mig_enabled": True, "mig": []}
 TO_MIG = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": WANTED}
 RECORD = {"__mig_record": "/r"}
-# columns: variables, GPU of the host, whether the role has a record of its changes; whether an error refuses the GPU
+# columns: variables, GPU of the host, whether the role has a record of its changes; expected: whether the plan has an
+# error about the GPU
 BOTH_WAYS = [
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),
     ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # left by an interrupted run
@@ -197,7 +198,7 @@ BOTH_WAYS = [
 
 
 @pytest.mark.parametrize(("variables", "gpu", "record", "refused"), BOTH_WAYS)
-def test_group_can_change_to_mig_and_back(variables, gpu, record, refused):
+def test_only_mig_that_the_role_did_not_set_up_is_an_error(variables, gpu, record, refused):
     state = {**AS_WANTED, "gpus": [gpu], "pci_gpus": [], "files": {"/r": {}} if record else {}}
     found = plan.check_gpus(desired.collect(variables), state)
     assert any(one.level == "error" for one in found) is refused

@@ -138,7 +138,7 @@ def test_toolkit_settings_that_expose_gpus_are_warnings(keys, text, variables, e
         assert PATH in finding.message
 
 
-# columns: nvidia_docker_config, sharing mode; whether the plan needs the text of the toolkit's file
+# columns: nvidia_docker_config, sharing mode; expected: whether the plan needs the text of the toolkit's file
 READS = [({}, "vcuda", True), (KEYS, "vcuda", True), ({}, "none", False), (KEYS, "none", True)]
 
 

@@ -80,7 +80,7 @@ TOPOLOGIES = [
 
 
 @pytest.mark.parametrize(("found", "expected"), TOPOLOGIES)
-def test_topology_of_a_node(found, expected):
+def test_topology_of_a_node_is_optional(found, expected):
     """An older device plugin reports no topology of its node, and an older scheduler must still read the GPUs that a
     newer plugin reports."""
     document = json.loads(pod_annotations.write_gpus(GPUS))

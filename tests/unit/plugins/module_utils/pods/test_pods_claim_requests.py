@@ -183,7 +183,7 @@ def test_object_name_is_unique_for_review_and_container():
 
 
 @pytest.mark.parametrize(("container", "taken"), [("main", ()), ("main", ("vgpu-main",)), ("m" * 63, ())])
-def test_claim_name_is_an_unused_label(container, taken):
+def test_claim_name_is_valid_and_unused(container, taken):
     found = claim_requests.claim_name(container, set(taken))
     assert found not in taken and len(found) <= 63 and found.startswith("vgpu-")
     assert found == "vgpu-main" or taken or container != "main"

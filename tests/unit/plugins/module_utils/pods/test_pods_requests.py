@@ -76,7 +76,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("limits", "labels", "variables", "dialect", "count", "size"), ASKED)
-def test_size_of_each_dialect(limits, labels, variables, dialect, count, size):
+def test_size_is_read_in_each_dialect(limits, labels, variables, dialect, count, size):
     asked = requests.read_pod(pod(limits, labels), Config(**variables))
     (ask,) = asked.asks
     assert (asked.dialect, ask.dialect, ask.gpus, requests.size_on(ask, V100)) == (dialect, dialect, count, size)
@@ -225,7 +225,7 @@ def test_several_containers_of_alibaba_on_one_gpu_each():
     assert [requests.size_on(ask, V100).memory_mib for ask in asked.asks] == [4309, 2154]
 
 
-def test_all_faults_at_once():
+def test_all_faults_are_reported_at_once():
     with pytest.raises(DialectError) as fault:
         requests.read_pod(containers({GPU: -1}, {MEM: "x"}, annotations={"hami.io/gpu-scheduler-policy": "binpak"}))
     assert len(fault.value.findings) == 3
@@ -257,7 +257,7 @@ def test_preferences_of_a_pod(annotations, preferences):
     assert (ask.alone, ask.one_numa) == (preferences.get("alone", False), preferences.get("one_numa", False))
 
 
-# columns: the pod's annotations, words of the refusal
+# columns: the pod's annotations; expected words of the refusal
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
@@ -396,7 +396,7 @@ def test_invalid_limit_is_one_fault(limit):
 
 
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
-# columns: limits, environment variables of the container, the variables that a warning names
+# columns: limits, environment variables of the container; expected variables in a warning
 VARIABLES = [
     ({GPU: "1", MEM: "2000"}, [{"name": LIMIT, "value": "15000"}], [LIMIT]),
     ({GPU: "1"}, [{"name": "A", "value": "b"}, {"name": REQUEST, "value": "many"}], [REQUEST]),

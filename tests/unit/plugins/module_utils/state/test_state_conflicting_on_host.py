@@ -54,7 +54,7 @@ def serve():
         one.close()
 
 
-def test_bare_host_and_our_own_sockets(host, serve):
+def test_bare_host_and_our_own_sockets_do_not_conflict(host, serve):
     serve("kubelet.sock")
     serve("vgpu-nvidia.com_gpu.sock")
     assert conflicting_on_host.find(Host(str(host))) == []

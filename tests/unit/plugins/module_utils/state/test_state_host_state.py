@@ -69,7 +69,7 @@ def test_running_containers_of_docker_are_named(root, monkeypatch):
     assert len(asked) == 1
 
 
-def test_the_memory_of_a_host(root):
+def test_memory_of_a_host_is_read_in_mib(root):
     write(root, "proc/meminfo", "MemTotal:       16303840 kB\nMemFree: 1 kB\n")
     assert host_state.read(host(root))["memory_mib"] == 15921
 

@@ -98,7 +98,7 @@ def test_killed_upgrade_does_not_replace_the_rollback_point(machine):
     assert machine.persist() == (FIRST, True)
 
 
-# columns: what happens after the killed upgrade; whether the next upgrade still uses the first rollback point
+# columns: what happens after the killed upgrade; expected: whether the next upgrade still uses the first rollback point
 AFTER = [
     (lambda machine: None, True),
     # A later run finished and proved the upgrade, so a later upgrade must return to the versions that run now.
