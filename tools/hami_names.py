@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write Prometheus recording rules that copy our metrics to HAMi's names, for dashboards that were made for HAMi.
+"""Writes Prometheus recording rules that copy our metrics to HAMi's names, for dashboards that were made for HAMi.
 
 Prometheus computes the copies, so they cost a node nothing; without the file there are no copies. The table has the
 names and labels of HAMi 2.10 first, then those of older releases. HAMi's ratios go from 0 to 100.
@@ -22,7 +22,8 @@ CARD = {"device_index": "gpu", "device_uuid": "uuid", "device_type": "model"}
 TENANT = {"device_uuid": "uuid"}
 OLD_CARD = {"deviceidx": "gpu", "deviceuuid": "uuid"}
 OLD_TENANT = {"podnamespace": "namespace", "podname": "pod", "ctrname": "container", "deviceuuid": "uuid"}
-# HAMi numbers the vGPUs of a container. Our slices of one container are on different GPUs, so their number is always 0.
+# HAMi numbers the vGPUs of a container. A container's slices (parts of GPUs) are on different GPUs here, so the GPU's
+# UUID already distinguishes them, and the number is always 0.
 FIXED = {"zone": "vGPU"}
 NUMBERED, OLD_NUMBERED = {**FIXED, "vdevice_index": "0"}, {**FIXED, "vdeviceid": "0"}
 BUSY = "100 * vgpu_gpu_utilization_ratio"
@@ -30,7 +31,7 @@ GOT = "100 * rate(vgpu_container_device_seconds_total[1m])"
 
 
 class Name(NamedTuple):
-    """A recording rule. ``labels`` maps HAMi's label to our label; ``fixed``: labels with a constant value."""
+    """Describes a recording rule. ``labels`` maps HAMi's label to our label; ``fixed`` has labels of constant value."""
 
     name: str
     expr: str

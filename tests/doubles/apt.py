@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of apt, and functions that install and remove sets of packages with it. The double's package lists come from
-its source files.
+"""A double of apt, and functions that install and remove sets of packages with it. The double
+computes its package lists from files of apt sources.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCAL = {"uris": ["file:/opt/apt"], "suites": ["./"], "components": [], "key": "
 
 
 class Apt:
-    """The double of apt. ``update`` copies the source files into the package lists."""
+    """The double of apt. ``update`` copies the files of apt sources into the package lists."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

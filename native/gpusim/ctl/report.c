@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prints gpusimctl's reports about the simulated GPUs: devices, memory usage, memory limits and the run log (which
- * process's kernels ran when). */
+ * process's kernels ran when). A memory limit belongs to a control group. While the group's cgroup controller is off,
+ * the limit does not apply, and a group above is charged. */
 #include "ctl.h"
 
 #include <inttypes.h>

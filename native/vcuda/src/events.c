@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tables of functions for each event. An event is a report of a lower package (folder of the sources); the
- * functions of its table are then called in the order of the table. */
+/* The tables of functions for each event. A package (folder of the sources) raises an event to call functions of packages
+ * above it. The functions of the event's table are called in the order of the table. */
 #include "events.h"
 
 #include "account/account.h"

@@ -292,9 +292,9 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 
 def read_ledger(path: str) -> dict[str, Any]:
     """Returns parse_ledger of a file without the slots of dead processes. Adds the key ``exported``: for each device,
-    the bytes that dead processes had exported to other processes. These bytes count in ``totals`` as long as another
-    process holds any exported memory of this ledger. The memory of slots from the index ``slot_high`` (a field of the
-    ledger) on counts as not exported, because the library does not read these slots.
+    the bytes that dead processes had exported to other processes. ``exported`` is 0 if no living process still
+    holds exported memory of this ledger; ``totals`` includes ``exported``. A slot of a dead process counts only
+    below the index ``slot_high`` (a field of the ledger), because the library does not read the slots from there on.
     """
     fd = open_shared(path)
     try:

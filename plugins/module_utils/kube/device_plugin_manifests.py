@@ -278,8 +278,8 @@ def _daemon_set(desired: Desired) -> dict[str, Any]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": [PROGRAM, *arguments(desired)],
         "env": environment,
-        # The pod is privileged, because it needs the GPUs' device nodes, and mounts that other containers see: for
-        # other pods Kubernetes refuses the mount propagation Bidirectional.
+        # The pod is privileged, because it needs the GPUs' device nodes, and because other containers must see its
+        # mounts: Kubernetes permits the mount propagation Bidirectional only in privileged pods.
         "securityContext": {"privileged": True},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "volumeMounts": [dict(mount, name=name) for name, _volume, mount in volumes],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the changes of the role container_runtime on a host: docker, containerd, CRI-O, k3s and RKE2. No I/O."""
+"""Plans the changes of the role container_runtime on a host: docker, containerd, CRI-O, k3s and RKE2. Does no I/O."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
 
 
 def differences(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str], list[str]]:
-    """Returns the reason, the changes, and the errors that stop this host."""
+    """Returns the reason for the changes ("": none), the changes, and the errors that stop the plan of this host."""
     engine = wanted["engine"]
     try:
         changes, written = _containerd(wanted, state) if engine == "containerd" else _drop_in(wanted, state)
@@ -206,6 +206,6 @@ def _drop_in(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], 
 
 
 def version(package: str) -> tuple[int, ...]:
-    """Returns the version of a package as numbers, empty if there is none."""
+    """Returns the major and minor version of a package as numbers; an empty tuple if the text has none."""
     found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", package)
     return tuple(int(one) for one in found.groups()) if found else ()

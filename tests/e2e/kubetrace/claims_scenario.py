@@ -43,8 +43,8 @@ class Kubelet(Protocol):
         """Waits until the containers of the pod have exited; its object stays."""
 
     def why_not(self, name: str, lasting: bool = False) -> str:
-        """Returns the kubelet's message why it does not start the pod. ``lasting``: waits for a message that the
-        kubelet repeats, because under load the kubelet first reported another message.
+        """Returns the kubelet's message why it does not start the pod. ``lasting``: waits until the
+        kubelet repeats its message, because under load its first message may be a different one.
         """
 
     def injected(self, name: str) -> dict[str, list[str]]:

@@ -79,8 +79,8 @@ def test_scrape_follows_the_rules_of_prometheus(port):
 
 
 def test_busy_metrics_port_does_not_delay_the_slices(node_at_rest):
-    """The device plugin registers its slices (parts of GPUs) although another process uses the metrics port: ``start``
-    waits for the registration."""
+    """The device plugin registers its slices (parts of GPUs) even while another process uses the metrics port.
+    ``start`` returns only after this registration."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         node_at_rest.options = [f"--metrics-listen=127.0.0.1:{port}"]

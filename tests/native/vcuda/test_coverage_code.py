@@ -3,8 +3,8 @@
 (memory for the stacks, printf and malloc of kernels). If the driver loads code only when a kernel needs it, this code
 is charged at the next allocation.
 
-Strings such as ``library 10 4096`` are commands to programs/puppet.c. This command loads a CUDA library with 4096 bytes
-of code into register 10; ``kernel 20 10`` gets a kernel of this CUDA library into register 20."""
+Strings such as ``library 10 4096`` are commands to programs/puppet.c. ``library 10 4096`` loads a CUDA library with
+4096 bytes of code into register 10; ``kernel 20 10`` gets a kernel of this CUDA library into register 20."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_library_in_two_contexts_is_charged_to_both_devices(host: Host) -> None:
     assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)] == before
 
 
-# Columns: the commands that make the driver load code late; after how many seconds libvgpu.so measures this code.
+# Columns: the commands that make the driver load code late; the seconds that the test then waits, so that libvgpu.so
+# measures this code.
 @pytest.mark.parametrize(("brings", "later"), [(("kernel-function 21 20",), 0.0), (("launch 20", "sync"), 2.1)])
 def test_late_code_over_the_limit_blocks_allocations(host: Host, brings: tuple, later: float) -> None:
     """libvgpu.so cannot refuse code that the driver loads only when a kernel needs it. If such code exceeds the limit,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""taichi opens a library with RTLD_DEEPBIND. Such a library finds libc's dlsym and the driver's functions before those
-of the preloaded library. The limit must apply in this library as well."""
+"""Tests the GPU memory limit in a library that a program opens with RTLD_DEEPBIND, as taichi does. The opened library
+finds libc's dlsym and the driver's functions before those of the preloaded libvgpu.so, but the limit must still apply.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from conftest import LIMIT, LINKED, MIB, OK, OOM, Host, compile_program
 
 INNER = {"by dlsym": ("-ldl",), "linked": ("-DLINKED", *LINKED)}
-# Columns: the requested bytes; whether the library is preloaded; the expected CUresult.
+# Columns: the bytes that the opened library requests; whether libvgpu.so is preloaded; the expected CUresult.
 CASES = [(LIMIT, True, OOM), (LIMIT, False, OK), (64 * MIB, True, OK)]
 
 
@@ -25,8 +26,8 @@ def program(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize(("size", "preload", "answer"), CASES)
 def test_deepbound_library_is_limited(host: Host, program: Path, size: int, preload: bool, answer: int) -> None:
-    """The limit applies to the opened library. The loader finds it only through the run path of the program that opens
-    it."""
+    """The limit applies to the opened library. The loader finds this library only through the run path of the program
+    that opens it."""
     command = [program, str(size)]
     done = subprocess.run(command, env=host.env(preload=preload), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")

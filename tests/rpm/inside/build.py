@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside the root: makes two signing keys, all packages of TABLE, and their repositories below /srv.
+"""Runs inside the root of make_root.sh. Makes two signing keys, all packages of TABLE, and their repositories in /srv.
 
 The packages have only names, versions and dependencies, which are those of NVIDIA's CUDA repository and of the
 container toolkit. As in NVIDIA's repositories, RHEL's versions have an epoch, and on SLES the version of the kernel
@@ -70,8 +70,8 @@ TABLE = {
         "3",
         {"docker-ce-cli": [], "containerd.io": [], "docker-ce": ["docker-ce-cli", "containerd.io"]},
     ),
-    # The distribution's packages: kernel headers, which the role installs with the driver; ``theirs``, which depends
-    # on the toolkit.
+    # The distribution's packages: kernel headers, which the role installs with the driver; ``theirs``, a package
+    # of the user that depends on the toolkit.
     "base": (
         ["1.0"],
         "1.el9",
@@ -95,7 +95,7 @@ LOCK_CONTENT = f"""%config(noreplace) /etc/dnf/plugins/versionlock.*
 """
 
 
-# Streams of the driver's module: branch and kind of the kernel module.
+# Streams of the dnf module nvidia-driver. Each stream has one branch of the driver and one kind of kernel module.
 STREAMS = [(branch, kind) for branch in ("570", "580") for kind in ("dkms", "open")]
 
 

@@ -342,7 +342,7 @@ def test_node_annotation_has_the_topology_policy(node, api, start):
     until(lambda: "topology" not in api.annotations[pod_annotations.GPUS], "no policy")
 
 
-def test_change_to_equal_slices_removes_parts(node, api, start):
+def test_change_to_equal_slices_empties_the_node_annotation(node, api, start):
     start()
     until(lambda: "GPU-" in api.annotations.get(pod_annotations.GPUS, ""), "the annotation")
     node.configure(splitCount=4)
@@ -441,8 +441,8 @@ def test_assignment_of_planned_sizes(about, planned, given, before, out):
     assert [tuple(one[:3]) for one in found] == out
 
 
-# columns: the case, the planned (GPU, MiB, percent of the SMs) of each GPU, the GPUs that the kubelet chose, the memory
-# and compute that others use on each GPU; expected words of the refusal
+# columns: the case, the planned (GPU, MiB, percent of the SMs; 100: the GPU is for this pod only) of each GPU, the GPUs
+# that the kubelet chose, the memory and compute that others use on each GPU; expected words of the refusal
 NOT_ASSIGNED = [
     ("one MiB over the free memory", [(X.uuid, 361, 0)], [X], {X.uuid: Held(15000, 0)}, "361 MiB are asked for"),
     (

@@ -17,23 +17,23 @@ MODULES = ROOT / "plugins" / "modules"
 
 # Greatest number of files in each payload, without __init__.py, which Ansible adds. A higher number needs a reason.
 MOST = {
-    "apt_packages": 9,  # One file is for the private package lists of check mode.
+    "apt_packages": 9,  # apt_scratch.py copies apt's sources and lists for check mode.
     "check_variables": 0,
     "containerd_config": 8,  # One file reads the cgroup driver of the running kubelet.
     "docker_daemon": 9,
-    "driver_choice": 11,  # One file is for the keys of repositories, one has the driver's files on a host.
+    "driver_choice": 11,  # repository_keys.py and host_files.py: keys of repositories, driver's files on a host.
     "driver_setup": 5,
     "engine_choice": 10,  # The engine "auto" needs files for the kubelet, CRI-O, k3s and RKE2.
     "gpu_info": 3,
     "host_state": 22,
-    "kube_capacity_info": 6,  # In kube_capacity_info three files are for claims.
-    "kube_claims": 6,  # In kube_claims two files define admission policies.
-    "kube_cluster_info": 5,  # In kube_cluster_info one file checks whether the nodes have the images.
+    "kube_capacity_info": 6,  # cluster_claims.py compares the nodes' ResourceSlices for claims.
+    "kube_claims": 6,  # Two of these files define admission policies.
+    "kube_cluster_info": 5,  # One of these files checks whether the nodes have the images.
     "kube_device_plugin": 4,
     "kube_mount_policy": 4,
     "kube_node": 2,
     "kube_conflicting_plugins": 5,
-    "kube_scheduler": 9,  # Three files define the objects, two admission policies, one file waits for the rollout.
+    "kube_scheduler": 9,  # Three files define objects, two admission policies; rollout.py checks the rollout.
     "mig_geometry": 13,
     "mps_daemon": 7,
     "node_files": 1,
@@ -45,8 +45,8 @@ MOST = {
     "rollback_point": 12,
     "vcuda_archive": 1,
     "vcuda_library": 4,
-    "vgpu_capacity_info": 15,  # Some files are for lost GPUs and for devices of claims.
-    "vgpu_isolation": 21,  # Five files are for limits that the driver enforces, one reads memory in three ways.
+    "vgpu_capacity_info": 15,  # lost.py finds lost GPUs; claims.py computes the devices for claims.
+    "vgpu_isolation": 21,  # Several files test the driver's own limits; readers.py reads memory in three ways.
     "desired_state": 0,
 }
 

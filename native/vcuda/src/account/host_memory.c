@@ -43,8 +43,8 @@ void host_memory_reset(void)
 }
 
 /* Returns the reserve: the bytes of the card that requests must leave free, because contexts and code can only be on
- * the card. The reserve is two contexts for each container with this limit that fits on the card, but at most a quarter
- * of the card. */
+ * the card. The reserve is two contexts for each container, if as many containers with this limit as fit use the card,
+ * but at most a quarter of the card. */
 static uint64_t reserve(const struct device *device, uint64_t card)
 {
     bool known;
@@ -82,8 +82,8 @@ bool host_memory_wanted(const struct device *device, uint64_t bytes)
     uint64_t card = limits_card(device->uuid), kept = reserve(device, card ? card : shown);
     if (fits(bytes, unused, kept))
         return false;
-    /* If the driver enforces the limit, its free memory is what the limit leaves, and only the request must fit into
-     * that. The request and the reserve together must fit into the free memory of the whole card. If NVML does not show
+    /* A driver that enforces the limit reports as free (`unused`) only what the limit leaves. Then the request must fit
+     * into this figure, and request and reserve together into the free memory of the whole card. If NVML does not show
      * the whole card, host memory is used as soon as the driver's figure does not leave the reserve. */
     return !card || bytes > unused || !free_of_card(device, card, &of_card) || !fits(bytes, of_card, kept);
 }

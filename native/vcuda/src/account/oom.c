@@ -27,8 +27,9 @@ static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t li
     syscall(SYS_exit_group, 128 + SIGKILL);
 }
 
-/* Returns true if the container exceeds the limit of one share (allocation) on a device. If this process is the
- * largest, the function kills it and does not return. */
+/* Returns true if the container exceeds the limit of one share on a device. (A share is the part of the GPUs that the
+ * container got at once, with a limits file of its own.) If this process is the largest, the function kills it and does
+ * not return. */
 static bool over(unsigned share, const char *uuid)
 {
     bool known, largest;
@@ -36,7 +37,7 @@ static bool over(unsigned share, const char *uuid)
     uint64_t limit = limits_shares() == 1 ? limits_memory(uuid, -1, &known) : limits_share_memory(share, uuid, &known);
     if (!known || limit == UINT64_MAX || !ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;
-    /* First make the pools release the memory that they keep for later allocations; that may be enough. */
+    /* First make the pools release the memory that they keep for later allocations. That may be enough. */
     EVENT(reclaim, true);
     if (!ledger_shares(share, uuid, &own, &total, &largest) || total <= limit)
         return false;

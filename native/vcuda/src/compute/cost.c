@@ -119,8 +119,9 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
 }
 
 /*
- * Returns the least charge for a segment during which another container may have used the GPU all the time. Over many
- * such segments at least 3/8 of the elapsed time are charged. A single segment may be charged less, because one segment
+ * Returns the least charge for a segment during which another container may have used the GPU all the time. Then each of
+ * the two gets every second time slice: 3/8 of the elapsed time, if the gaps between the slices take a quarter. So over
+ * many such segments at least 3/8 of the time are charged. A single segment may be charged less, because one segment
  * lies within the container's time slice and the next waits for another container's slice.
  */
 static uint64_t shared_least(struct settler *settler, const struct segment *segment, uint64_t passed)
@@ -138,8 +139,8 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     bool overlapped = from != begin;
     if (end > settler->frontier)
         settler->frontier = end;
-    /* After the time exclusive_ns another container may run too. It gets every second time slice, but not the gaps
-     * between the slices. So 5/8 of the remaining time are charged. */
+    /* After the time exclusive_ns another container may run too. It gets 3/8 of the time (see shared_least()), so the
+     * other 5/8, which include the gaps between the slices, are charged. */
     if (segment->exclusive_ns && took > segment->exclusive_ns)
         took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
     /* The stream may have been idle while the host prepared the next launch, so this time is subtracted from the least
@@ -150,7 +151,8 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     if (!segment->exclusive_ns && !near)
         least = shared_least(settler, segment, least);
     if (segment->prolonged) {
-        /* The host waited for room to record the end, so `dry` is not the time in which the stream was idle. */
+        /* host_ns is the time in which the host waited for room to record the end. The stream may have run work
+         * meanwhile, so at least the predicted time is charged. */
         least = least > segment->predicted ? least : segment->predicted;
         return least < took ? least : took;
     }

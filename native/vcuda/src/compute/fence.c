@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 /* A real driver's queue has room for about a thousand items, and a launch waits while it is full. Events are items too.
- * A program may have queued work that waits for its next launches, so events must leave most of the queue free: two for
- * each open fence. */
+ * A program may have queued work that waits for its next launches, so events must leave most of the queue free. A
+ * fence that is not yet settled (an open fence) has at most two events in the queue. */
 #define OPEN_MAX 128
 
 struct place vgpu_places[FENCE_PLACES];
@@ -217,7 +217,7 @@ void fence_wait(uint32_t seen, uint64_t now, uint64_t until)
 
 void fence_reset(void)
 {
-    /* A forked child has no driver, no settling thread and none of the parent's events. */
+    /* A forked child has no driver, no settling thread and none of the parent's events, so it starts without fences. */
     memset(vgpu_places, 0, sizeof vgpu_places);
     atomic_store_explicit(&vgpu_place_lock.word, 0, memory_order_relaxed);
     atomic_store_explicit(&vgpu_open_fences, 0, memory_order_relaxed);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Defines the hooks (replacements) of the functions that set a thread's current context. NVIDIA's runtime can create
- * contexts through a private table of functions, so that no hook sees it. Such a context is charged when a hook first
- * finds it: in this file, at the first launch of a thread in it, or at the first allocation or load of code there.
+ * Defines the hooks (replacements) of the functions that set a thread's current context or create a stream. NVIDIA's
+ * runtime can create contexts through a private table of functions, so that no hook sees the creation. Such a context
+ * is charged when a hook first finds it: when a thread sets it as current or creates a stream in it (in this file), or
+ * at the first launch, allocation or load of code in it.
  */
 #include "context.h"
 

@@ -182,7 +182,8 @@ uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card)
     if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
         !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2) || !middle(context, ordinal, &size, &unanimous))
         return card;
-    /* A process's first context may cost more than its second, but at most twice as much. If `card` is higher than
-     * that, it includes another container's bytes. */
+    /* `card` is the size of the context by the card's figures; 0: unknown. A process's first context costs at least as
+     * much as a second one (`size`), and at most twice as much. Outside this range, or if the samples differ, other
+     * containers allocated or freed meanwhile, so `size` is returned. */
     return unanimous && card >= (uint64_t)size && card <= 2 * (uint64_t)size ? card : (uint64_t)size;
 }

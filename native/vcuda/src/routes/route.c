@@ -128,8 +128,8 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     }
     if (handle == RTLD_DEFAULT) {
         /* The normal search finds the hook that this library exports, or the function of an interposing library before
-         * it. Allow this search if a loaded driver has the name. Otherwise return what the objects after this library
-         * have. */
+         * it. If a loaded driver has the function, let the real dlsym make this search. Otherwise the program must not
+         * find the hook, so search only the objects after this library. */
         struct object driver;
         if (driver_object(hook->nvml, &driver) && object_symbol(&driver, name))
             return forward;
@@ -141,7 +141,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     void *ours = replacement(hook, found);
     if (!ours) {
         /* A search in the whole program (a handle of dlopen(NULL)) finds the hook that this library exports. Return the
-         * hook only if a driver is loaded. Otherwise return what the objects after this library have. */
+         * hook only if a driver is loaded. Otherwise search only the objects after this library. */
         struct object object;
         if (found == hook->ours && !driver_object(hook->nvml, &object))
             found = real_dlsym(RTLD_NEXT, name);
@@ -159,8 +159,8 @@ static bool hooked_name(const char *name)
 }
 
 /*
- * For cuGetProcAddress: returns what the program gets instead of the pointer `function` that the driver returned; NULL
- * if the program may not get the function.
+ * For cuGetProcAddress: `function` is the pointer that the driver returned. Returns the pointer that the program gets
+ * (a function of this library or `function`), or NULL if the program may not get the function.
  *
  * The pointer identifies the version that the driver chose, so the program gets the hook of that version. If the
  * pointer is an exported function without a hook, that version is newer than this library. No hook of an older version

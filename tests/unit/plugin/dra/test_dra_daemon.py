@@ -2,9 +2,9 @@
 """Tests the whole device plugin on a node that offers its GPUs by ResourceClaims. The kubelet's claim manager (the part
 that prepares claims) and the API server are doubles, which the plugin reaches over real sockets and HTTP.
 
-The kubelet double behaves like kubelet 1.36.3, whose calls were recorded. It deletes the node's ResourceSlices when it
-starts and when the plugin is gone. It prepares a claim only once, also if a container restarts, and the double adds
-later responses to the earlier ones.
+The kubelet double behaves like kubelet 1.36.3, whose calls were recorded. The double deletes the node's
+ResourceSlices when it starts and when the plugin is gone. It prepares a claim only once between two starts, even if a
+container restarts. Each time it adds the CDI ids in the plugin's response to the claim's earlier ids.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def made():
     return policy, binding
 
 
-def test_binding_denies_and_selects_no_labels():
+def test_binding_denies_pods_and_selects_no_labels():
     policy, binding = made()
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     assert policy["spec"]["failurePolicy"] == "Fail"
@@ -65,7 +65,7 @@ def test_no_expression_is_longer_than_the_api_server_takes():
         assert [text.count(a) for a in "([{"] == [text.count(b) for b in ")]}"]
 
 
-def test_scheduler_refuses_by_the_names_of_its_configuration():
+def test_schedulers_policy_covers_its_configured_resource_names():
     config = {"resourceNames": {"count": "example.com/gpu"}}
     desired = scheduler_desired.Desired("a", "b", config=config)
     found = [one for one in scheduler_manifests.manifests(desired) if one["kind"].startswith("Validating")]
@@ -92,7 +92,7 @@ NODES = [
 
 
 @pytest.mark.parametrize(("known", "given", "expected"), NODES)
-def test_nodes_of_other_runs_stay(known, given, expected):
+def test_policy_keeps_the_nodes_of_other_runs(known, given, expected):
     text = known if isinstance(known, str) else json.dumps(known)
     policy = known and {"metadata": {"annotations": {mount_policy.NODES: text}}}
     assert mount_policy.nodes_with(policy, given) == expected

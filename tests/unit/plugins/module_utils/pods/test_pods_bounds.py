@@ -72,12 +72,12 @@ def test_refusal_of_many_faults_is_short():
 
 
 @pytest.mark.parametrize(("number", "end"), [(9, "n8: wrong"), (10, "n9: wrong"), (11, "n9: wrong; and 1 more")])
-def test_sentence_names_ten_faults(number, end):
+def test_refusal_names_at_most_ten_faults(number, end):
     assert bounds.sentence([error(f"n{n}", "wrong") for n in range(number)]).endswith(end)
 
 
 @pytest.mark.parametrize(("text", "accepted"), [("9" * 4000 + " " * 61536, True), ("9" * 4000 + " " * 61537, False)])
-def test_longest_json_is_read(text, accepted):
+def test_json_up_to_the_longest_length_is_read(text, accepted):
     if accepted:
         assert bounds.read_json(text) == int("9" * 4000)
         return
@@ -86,5 +86,5 @@ def test_longest_json_is_read(text, accepted):
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"containers": None}, {"containers": "x"}, {"containers": {"a": 1}}])
-def test_invalid_pod_has_no_excess(spec):
+def test_malformed_pod_exceeds_no_limit(spec):
     assert bounds.excess({"spec": spec, "metadata": {"annotations": "x"}}) == []
