@@ -274,7 +274,7 @@ static void take(struct schedule *schedule, const struct sum *sum, struct schedu
             add_credit(&schedule->tenant[i], given * rate(&schedule->tenant[i], sum), sum);
 }
 
-/* Charges the holder for its turn. If its work still runs after the turn, beside the next tenant's, `late` is the
+/* Charges the holder for its turn. If its work still runs after the turn, next to the next tenant's work, `late` is the
  * predicted end of this work, and the time until then is charged too. Otherwise `late` is 0. */
 static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t late)
 {

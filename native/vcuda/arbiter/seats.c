@@ -184,7 +184,7 @@ bool seat_take(struct node *node, struct allocation *allocation, int device, uin
     g->tenant[slot] = allocation;
     g->index[slot] = device;
     g->schedule.tenant[slot].in = in;
-    /* The next pass computes `active` anew. Until then, true keeps other tenants from taking the seat. */
+    /* The next pass computes `active` again. Until then, true keeps other tenants from taking the seat. */
     g->schedule.tenant[slot].active = works;
     g->next = 0;
     return true;

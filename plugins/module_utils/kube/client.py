@@ -93,8 +93,8 @@ class Api:
     def refusal(self, path: str, body: dict) -> str:
         """Returns the server's message if this user may not read or apply an object; empty if the user may.
 
-        Makes a dry run and changes nothing. For a Role or ClusterRole the server also checks that it grants only rights
-        that this user has.
+        Makes a dry run and changes nothing. If the object grants rights, the server also checks that this user has
+        these rights.
         """
         try:
             self.get(path)
