@@ -35,8 +35,8 @@ class ActionModule(ActionBase):
             mistakes += check.with_sources(findings)
         faults = wrong(mistakes)
         if faults:
-            # Report missing kubeconfig files only together with other mistakes. Otherwise the next task reports them, with
-            # everything else that the controller lacks.
+            # Report missing kubeconfig files only together with other mistakes. Otherwise the next task reports them,
+            # with everything else that the controller lacks.
             faults += check.absent_kubeconfigs(kins)
             # _ansible_verbose_always makes callbacks print each mistake on a line of its own.
             answer = {"failed": True, "changed": False, "_ansible_verbose_always": True}

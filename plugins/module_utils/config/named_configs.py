@@ -10,8 +10,8 @@ from typing import Any
 from ..host.digest import sha256
 from . import node_config, sharing, slices
 
-# Kinds of allocations that run a user's work. The only other kind, "lease" (a slice lent for a limited time), belongs
-# to an isolation check.
+# Kinds of allocations that run a user's work. The only other kind, "lease" (a slice withheld from pods for a limited
+# time), belongs to an isolation check.
 CLAIM = "claim"
 OUTSIDE = ("container", "exec")
 HOLDERS = ("kubelet", CLAIM, *OUTSIDE)
