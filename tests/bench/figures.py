@@ -82,7 +82,7 @@ FIGURES = {
     "replaced": Figure(
         "1 of 4 processes killed and replaced at once",
         "0 bytes leaked, no survivor stalls",
-        "no stall in 600 kills; 50 to 66 ms a kill",
+        "0 of 600 kills, at 50 to 66 ms each",
     ),
     "early": Figure("a process killed during its start", "the next start is not delayed", "329 s, then a crash"),
     "each": Figure(

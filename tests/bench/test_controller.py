@@ -59,6 +59,7 @@ def test_cpu_time_of_a_run_without_changes(sizes: dict, row, table: Fleet, tmp_p
         left_out("fleet")
     cpu, control = {}, {}
     fleets = {hosts: Fleet(tmp_path / str(hosts), hosts, table) for hosts in (BASE, many)}
+    # Equal runs differ by a tenth, so the base is the mean of three runs, before and after the long one.
     few = [unchanged(fleets[BASE])]
     cpu[many] = unchanged(fleets[many])
     few += [unchanged(fleets[BASE]), unchanged(fleets[BASE])]

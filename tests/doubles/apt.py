@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of apt, and functions that install and remove sets of packages with it. The double
-computes its package lists from files of apt sources.
+"""A double of apt, and functions that install and remove sets of packages with it. The double computes its package
+lists from files of apt sources.
 """
 
 from __future__ import annotations
