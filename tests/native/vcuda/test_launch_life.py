@@ -60,6 +60,25 @@ def test_every_launch_is_charged(node: Node, what: str, other: int, launches: in
     assert bool(container.said(1)["used_ns"]) == (what == "popped" and bool(other))
 
 
+# Columns: the time of a kernel in us; the number of streams of a thread; the number of threads. The library measures 16
+# streams of a thread, and only some of the launches into further streams.
+STREAMS = [(50, streams, 1) for streams in (1, 2, 3, 4, 6, 8, 16, 32)]
+STREAMS += [(5, 2, 1), (5, 4, 1), (5, 8, 1), (20, 16, 1), (1000, 2, 1), (1000, 8, 1), (50, 3, 3), (50, 8, 2), (20, 6, 4)]
+
+
+@pytest.mark.parametrize(("us", "streams", "threads"), STREAMS)
+def test_gpu_time_of_many_streams_is_charged_once(node: Node, us: int, streams: int, threads: int) -> None:
+    container = Container(node, "a", 60, core_policy="force")
+    program = compile_program(node.folder, "many_streams", "many_streams.c", flags=LINKED)
+    launches = 400_000 // us // threads
+    env = node.host.env(
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"), VGPU_LIMITS_FILE=str(container.folder / "limits")
+    )
+    subprocess.run([program, *map(str, (us, launches, streams, threads))], env=env, timeout=120, check=True)
+    charged, ran = container.said()["used_ns"] / 1000, us * launches * threads
+    assert 0.85 * ran <= charged <= 1.25 * ran
+
+
 @pytest.mark.parametrize("percent", [0, 50])
 def test_missing_launch_function_of_an_old_driver_stays_unknown(host: Host, tmp_path: Path, percent: int) -> None:
     """If an old driver does not have a launch function, the library's hook of this function must return "not found",

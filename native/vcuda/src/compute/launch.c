@@ -48,8 +48,8 @@ static inline bool fast(uint32_t key, uintptr_t stream)
 static bool fast_other(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
-    struct flow *flow = &thread->flow[flow_index(stream)];
-    if (!thread->ready || flow == thread->current || !flow->used || flow->stream != stream)
+    struct flow *flow = flow_find(thread, stream);
+    if (!thread->ready || !flow || flow == thread->current)
         return false;
     thread->current = flow;
     return fast(key, stream);

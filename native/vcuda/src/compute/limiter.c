@@ -96,11 +96,28 @@ static struct mark *mark(const struct thread_state *thread, const struct flow *f
  * into the stream, and the stream may no longer exist. */
 static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
 {
-    if (flow->segment.count && thread->limited)
-        charge(thread->limited, &flow->segment, now);
+    if (flow->segment.count && thread->limited) {
+        struct limited *limited = thread->limited;
+        charge(limited, &flow->segment, now);
+        uint64_t until = atomic_load_explicit(&limited->unmeasured_until, memory_order_relaxed);
+        until = (until > now ? until : now) + flow->segment.predicted;
+        atomic_store_explicit(&limited->unmeasured_until, until, memory_order_relaxed);
+        atomic_fetch_add_explicit(&limited->unmeasured, flow->segment.predicted, memory_order_relaxed);
+    }
     fence_drop_mark(flow->begin);
     flow->begin = NULL;
     rest(flow);
+}
+
+/* Notes in a segment which launches were charged in drop() since the last call. */
+static void take_unmeasured(struct limited *limited, struct segment *segment, uint64_t began)
+{
+    if (!atomic_load_explicit(&limited->unmeasured, memory_order_relaxed))
+        return;
+    uint64_t until = atomic_load_explicit(&limited->unmeasured_until, memory_order_relaxed);
+    uint64_t left = until > began ? until - began : 0;
+    segment->unmeasured = atomic_exchange_explicit(&limited->unmeasured, 0, memory_order_relaxed);
+    segment->unmeasured_during = segment->unmeasured < left ? segment->unmeasured : left;
 }
 
 /* Called for a stream that is being captured into a graph. Launches that the fast path counted since the capture began
@@ -108,8 +125,8 @@ static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
  * further launch into the stream takes the slow path. */
 static void captured(struct thread_state *thread, uintptr_t stream)
 {
-    struct flow *flow = &thread->flow[flow_index(stream)];
-    if (thread->ready && flow->used && flow->stream == stream)
+    struct flow *flow = flow_find(thread, stream);
+    if (thread->ready && flow)
         drop(thread, flow, limiter_now());
 }
 
@@ -130,6 +147,12 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
     /* The event was recorded now, not at the last launch. The stream may have been idle since that launch, so the host
      * time in between counts as possible idle time. */
     flow->segment.host_ns = limiter_now() - flow->began;
+    flow->segment.queued = atomic_load_explicit(&thread->limited->queued, memory_order_relaxed);
+    for (unsigned i = 0; i < thread->used; i++)
+        if (thread->flow[i].segment.count && &thread->flow[i] != flow)
+            flow->segment.queued += thread->flow[i].segment.predicted;
+    if (flow->begin)
+        take_unmeasured(thread->limited, &flow->segment, flow->began);
     fence_put(thread->limited, flow, end, goes_on);
     rest(flow);
 }
@@ -203,10 +226,9 @@ static bool resolve(struct thread_state *thread)
         return true;
     }
     uint64_t now = limiter_now();
-    for (unsigned i = 0; i < FLOWS; i++) {
+    for (unsigned i = 0; i < FLOWS; i++)
         drop(thread, &thread->flow[i], now);
-        thread->flow[i].used = false;
-    }
+    thread->used = 0;
     if (!thread->number) {
         thread->number = atomic_fetch_add_explicit(&thread_count, 1, memory_order_relaxed) + 1;
         watch_end(thread);
@@ -220,12 +242,16 @@ static bool resolve(struct thread_state *thread)
 
 static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
 {
-    struct flow *flow = thread->current = &thread->flow[flow_index(stream)];
-    if (flow->used && flow->stream == stream)
-        return flow;
-    flow->displaced = flow->used && (flow->segment.prolonged || flow->segment.count < FEW);
+    struct flow *flow = flow_find(thread, stream);
+    if (flow)
+        return thread->current = flow;
+    /* A flow that is chosen at random is sometimes that of a stream which no longer exists. A flow that is chosen by age
+     * never stays if the program launches into one stream after the other. */
+    thread->random = thread->random * 1664525u + 1013904223u;
+    bool all = thread->used == FLOWS;
+    flow = thread->current = &thread->flow[all ? (thread->random >> 16) % FLOWS : thread->used++];
+    flow->displaced = all && (flow->segment.prolonged || flow->segment.count < FEW);
     drop(thread, flow, limiter_now());
-    flow->used = true;
     flow->stream = stream;
     flow->chain = (((uintptr_t)thread->context ^ stream * 31) * 0x9e3779b97f4a7c15ull ^ thread->number * 977);
     return flow;
@@ -296,6 +322,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         enum pace pace = pace_decide(&view, cost, &until);
         thread->open = view.gate == VGPU_GATE_OPEN && rate == PPM;
         thread->segment_ns = segment_longest(thread->open, view.outstanding_max);
+        if (thread->used > FLOWS_WHOLE)
+            thread->segment_ns = thread->segment_ns * FLOWS_WHOLE / thread->used;
         __atomic_store_n(&limited->tenant->active_ns, *now, __ATOMIC_RELAXED);
         if (pace == PACE_GO) {
             if (watches)

@@ -34,6 +34,9 @@ struct limited {
     _Atomic uint64_t busy_until;
     /* Predicted GPU time (ns) of the launches whose fences are not settled yet. */
     _Atomic uint64_t queued;
+    /* Predicted GPU time of launches that were charged without a measurement since the last segment that was measured,
+     * and the predicted end of these launches. */
+    _Atomic uint64_t unmeasured, unmeasured_until;
     /* Number of settled fences. */
     _Atomic uint32_t passed;
     /* True while a waiting launch polls whether the queued work is finished. */
@@ -56,12 +59,15 @@ void tenant_reset(void);
 
 /* --- limiter.c: the slow path -------------------------------------------------------------------------- */
 
-#define FLOWS 4u
+/* Number of streams of a thread whose launches are measured. Launches into more streams displace each other's flows. */
+#define FLOWS 16u
+/* If a thread uses more streams than this, its segments are shorter, so that its unfinished segments together have as
+ * much work as those of this number of streams. */
+#define FLOWS_WHOLE 4u
 
 /* A flow is the launches of one thread into one stream since the last fence. */
 struct flow {
     uintptr_t stream; /* Stream of the flow, as returned by flow_stream(). */
-    bool used;
     /* begin: event at which the segment begins. It is the end event of the segment before, or an event that was
      * recorded before the first launch. NULL if no event could be recorded. */
     struct mark *begin;
@@ -106,6 +112,8 @@ struct thread_state {
      * this is set to limited->passed plus 1. As long as limited->passed stays the same, the next launches are let
      * through after a much shorter wait. */
     uint32_t stalled;
+    uint32_t used;   /* used: number of flows in use. They are the first ones. */
+    uint32_t random; /* random: pseudo-random number that selects the flow to replace if all are in use. */
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
     struct flow flow[FLOWS];
@@ -172,9 +180,13 @@ static inline uintptr_t flow_stream(CUstream stream, bool per_thread)
     return (uintptr_t)stream | (per_thread ? FLOW_PER_THREAD : 0);
 }
 
-static inline unsigned flow_index(uintptr_t bits)
+/* Returns the flow of a stream, as returned by flow_stream(); NULL if the thread has none. */
+static inline struct flow *flow_find(struct thread_state *thread, uintptr_t stream)
 {
-    return (unsigned)(bits ^ bits >> 6 ^ bits >> 12) % FLOWS;
+    for (unsigned i = 0; i < thread->used; i++)
+        if (thread->flow[i].stream == stream)
+            return &thread->flow[i];
+    return NULL;
 }
 
 /* State of one launch between limiter_before(), which may wait, and limiter_after(), which gets the driver's return

@@ -12,11 +12,17 @@
  *                                        the launch continues the segment: 0 after a pause, else 1
  *   costs decides BALANCE RATE COST WAITED  makes one launch with this budget; prints 0 if it starts at once, else 1;
  *                                        the wait in ns; and the budget after the wait
- *   costs learns NS...                   launches one kernel, each launch measured alone; prints 1 if the kernel is
- *                                        known afterwards, else 0, and the learned cost in ns
- *   costs goes-on PREDICTED KNOWN EXCLUSIVE TOOK HOST  settles a segment that went on because too many fences were open;
- *                                        prints the charge. KNOWN and EXCLUSIVE are 0 or 1, and the others ns; HOST is
- *                                        the time from the begin event to the end of the segment on the host
+ *   costs learns NS:HOST...              launches one kernel, each launch measured alone; NS is the time between the
+ *                                        events, and the GPU may have been idle for HOST of it. Prints 1 if the kernel
+ *                                        is known afterwards, else 0, and the learned cost in ns
+ *   costs streams PREDICTED:BEGIN:END:HOST...  settles a segment of known kernels for each word, in this order, each in a
+ *                                        stream of its own; prints the charges in ns. HOST is the time from the begin
+ *                                        event to the last launch, in which the stream may have been idle
+ *   costs settles GOES_ON PREDICTED KNOWN EXCLUSIVE TOOK HOST COUNTED  settles a segment; prints the charge. GOES_ON,
+ *                                        KNOWN and EXCLUSIVE are 0 or 1, and the others ns. GOES_ON: the segment went on
+ *                                        because too many fences were open. HOST is the time from the begin event to
+ *                                        the end of the segment on the host. COUNTED is the part of TOOK, from the
+ *                                        begin, that is already charged to another stream
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,7 +71,9 @@ static void learns(char **word, int count)
         unsigned item = cost_find(&costs, 7, &ns, &segment.known);
         segment_add(&segment, item, ns);
         segment.exclusive_ns = UINT64_MAX;
-        uint64_t took = strtoull(word[i], NULL, 0);
+        char *host;
+        uint64_t took = strtoull(word[i], &host, 0);
+        segment.host_ns = strtoull(host + 1, NULL, 0);
         segment_settle(&costs, &settler, &segment, at, at + took);
         at += took + MS;
     }
@@ -73,19 +81,38 @@ static void learns(char **word, int count)
     printf("%d\n%llu\n", known, (unsigned long long)ns);
 }
 
-static void goes_on(char **word)
+static void settles(char **word)
+{
+    static struct costs costs;
+    struct settler settler = {.frontier = 10 * MS + strtoull(word[6], NULL, 0)};
+    struct segment segment;
+    segment_start(&segment);
+    segment_add(&segment, 1, strtoull(word[1], NULL, 0));
+    if (atoi(word[0]))
+        segment_prolong(&segment);
+    segment.known = atoi(word[2]);
+    segment.exclusive_ns = atoi(word[3]) ? UINT64_MAX : 0;
+    segment.host_ns = strtoull(word[5], NULL, 0);
+    printf("%llu\n",
+           (unsigned long long)segment_settle(&costs, &settler, &segment, 10 * MS, 10 * MS + strtoull(word[4], NULL, 0)));
+}
+
+static void each_stream(char **word, int count)
 {
     static struct costs costs;
     struct settler settler = {0};
-    struct segment segment;
-    segment_start(&segment);
-    segment_add(&segment, 1, strtoull(word[0], NULL, 0));
-    segment_prolong(&segment);
-    segment.known = atoi(word[1]);
-    segment.exclusive_ns = atoi(word[2]) ? UINT64_MAX : 0;
-    segment.host_ns = strtoull(word[4], NULL, 0);
-    printf("%llu\n",
-           (unsigned long long)segment_settle(&costs, &settler, &segment, 10 * MS, 10 * MS + strtoull(word[3], NULL, 0)));
+    for (int i = 0; i < count; i++) {
+        struct segment segment;
+        char *at = word[i] - 1;
+        uint64_t value[4];
+        for (int j = 0; j < 4; j++)
+            value[j] = strtoull(at + 1, &at, 0);
+        segment_start(&segment);
+        segment_add(&segment, 1, value[0]);
+        segment.exclusive_ns = UINT64_MAX;
+        segment.host_ns = value[3];
+        printf("%llu\n", (unsigned long long)segment_settle(&costs, &settler, &segment, 10 * MS + value[1], 10 * MS + value[2]));
+    }
 }
 
 static void crowd(unsigned count, unsigned rounds, uint64_t took)
@@ -147,8 +174,10 @@ int main(int argc, char **argv)
         decides(argv + 2);
     else if (argc > 2 && !strcmp(argv[1], "learns"))
         learns(argv + 2, argc - 2);
-    else if (argc == 7 && !strcmp(argv[1], "goes-on"))
-        goes_on(argv + 2);
+    else if (argc > 2 && !strcmp(argv[1], "streams"))
+        each_stream(argv + 2, argc - 2);
+    else if (argc == 9 && !strcmp(argv[1], "settles"))
+        settles(argv + 2);
     else if (argc == 5 && !strcmp(argv[1], "crowd"))
         crowd((unsigned)atoi(argv[2]), (unsigned)atoi(argv[3]), strtoull(argv[4], NULL, 0));
     else if (argc > 5 && !strcmp(argv[1], "keys"))
