@@ -92,11 +92,11 @@ def test_program_records_few_events_unless_accuracy_needs_them(flows: Path, what
     """Each event costs time on the host and on the GPU: on an H200 two events for each launch halved a program's speed.
     So the library records few events, with these exceptions. After a wait the stream may have been idle, so the next
     segment needs a first event of its own. If the arbiter, the node's service that gives turns, limits the queued work,
-    a segment contains at most half of this work. A thread that alternates between more than 16 streams ends half
-    of its segments after one launch, and of these only one in eight is measured. While many fences are open, no event is recorded. Around a
-    long kernel events cost little, so each long kernel is measured alone. On a busy machine the program's pauses are
-    longer than intended, and a long pause ends a segment. So the test counts the run with the fewest events of
-    three."""
+    a segment contains at most half of this work. A thread that alternates between more than 16 streams ends half of its
+    segments after one launch, and of these only one in eight is measured. While many fences are open, no event is
+    recorded. Around a long kernel events cost little, so each long kernel is measured alone. On a busy machine the
+    program's pauses are longer than intended, and a long pause ends a segment. So the test counts the run with the
+    fewest events of three."""
     counts = [events(flows, what) for turn in range(3)]
     assert least <= min(counts) <= most, counts
 

@@ -76,25 +76,21 @@ static void teach(struct costs *costs, unsigned item, uint64_t old, double ns, u
  * Learns from the measured time of a single launch. The cost slowly follows the measured times in both directions. The
  * longest time rises at once and falls over thousands of launches. During a kernel's first launch the driver loads code
  * and the GPU's caches are cold. So this launch counts for the cost only until the second is measured, and never for
- * the longest time. If `bound` is true, the launch took at least `took`. That can only raise the cost, and an exact
- * measurement replaces it.
+ * the longest time. If `bound` is true, the launch took at least `took`. That can only raise the cost, and the first
+ * exact measurement replaces it.
  */
-static void learn_one(struct costs *costs, const struct segment *segment, uint64_t took, bool bound)
+static void learn_one(struct costs *costs, unsigned item, uint64_t took, bool bound)
 {
-    unsigned item = segment->items[0];
     uint64_t old = atomic_load_explicit(&costs->entry[item], memory_order_relaxed), most = load(&costs->most[item]);
     double ns = (double)ns_of(old);
     uint32_t seen = load(&costs->seen[item]);
-    bool measured = most != 0; /* True if a launch after the first was measured exactly. */
     uint64_t step = 4 * (most > ns_of(old) ? most : ns_of(old)) + UNSTEADY_NS;
+    bool exact = seen && (most || seen >= TRUSTED - 1); /* True unless `ns` is from the first launch or from bounds. */
     most -= (most + FORGET - 1) / FORGET;
     if (!bound || !seen || (double)took > ns)
-        ns += ((double)took - ns) / (measured ? seen : 1);
+        ns += ((double)took - ns) / (exact ? seen : 1);
     atomic_store_explicit(&costs->seen[item], seen < TRUSTED ? seen + 1 : seen, memory_order_relaxed);
-    /* Limit the increase, so that one delayed launch of a short kernel does not make it a long kernel. Nor does a launch
-     * make its kernel an unsteady one if other streams' kernels ran in its time. */
-    if (segment->mixed)
-        step = (uint64_t)ns;
+    /* Limit the increase, so that one delayed launch of a short kernel does not make it a long kernel. */
     uint64_t longest = !seen || bound ? 0 : took < step ? took : step;
     teach(costs, item, old, ns, most > longest ? most : longest);
 }
@@ -102,7 +98,7 @@ static void learn_one(struct costs *costs, const struct segment *segment, uint64
 static void learn(struct costs *costs, const struct segment *segment, uint64_t took, bool bound)
 {
     if (segment->count == 1) {
-        learn_one(costs, segment, took, bound);
+        learn_one(costs, segment->items[0], took, bound);
         return;
     }
     /* Only the sum of several launches is known, so each cost is corrected by the same ratio. The current costs are
@@ -112,7 +108,7 @@ static void learn(struct costs *costs, const struct segment *segment, uint64_t t
     double sum = 0, count = (double)segment->count;
     for (uint64_t i = 0; i < segment->count; i++)
         sum += (double)ns_of(atomic_load_explicit(&costs->entry[segment->items[i]], memory_order_relaxed));
-    bool apart = !segment->mixed && !segment->unmeasured && (double)took > 1.5 * sum + (double)(100 * US);
+    bool apart = (double)took > 1.5 * sum + (double)(100 * US);
     double step = 1.0 + 0.125 / count * ((double)took / (sum > 1 ? sum : 1) - 1.0);
     for (uint64_t i = 0; i < segment->count; i++) {
         unsigned item = segment->items[i];
@@ -138,97 +134,40 @@ static uint64_t shared_least(struct settler *settler, const struct segment *segm
     return carry > 0 ? segment->predicted + (uint64_t)carry : 0;
 }
 
-/*
- * Returns which part of a segment's measured time is its own. Launches into further streams, which were charged without
- * a measurement, may have run in the rest of the time. The segment's own time is what its launches usually take, unless
- * the measured time is too long for both together, or the whole time since the last measured segment, `passed`, is too
- * short for both.
- */
-static uint64_t own_time(const struct segment *segment, uint64_t took, uint64_t passed)
+uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,
+                        uint64_t end)
 {
-    uint64_t during = segment->unmeasured_during, all = segment->unmeasured;
-    uint64_t least = took > during ? took - during : 0, most = passed > all ? passed - all : 0;
-    uint64_t usual = !segment->known ? 0 : segment->predicted < took ? segment->predicted : took;
-    return usual < least ? least : usual < most ? usual : most > least ? most : least;
-}
-
-/*
- * Corrects the costs of a segment's kernels if other streams' launches may have run in its time. Together all these
- * launches took at least `least`, and since the last measured segment at most `passed`. Their predictions are assumed to
- * be wrong by the same ratio.
- */
-static void learn_mixed(struct costs *costs, const struct segment *segment, uint64_t least, uint64_t passed)
-{
-    uint64_t sum = segment->unmeasured + segment->predicted, all = sum + segment->queued;
-    double ratio = least > all ? (double)least / (double)all : passed < sum ? (double)passed / (double)sum : 1;
-    if (ratio != 1)
-        learn(costs, segment, (uint64_t)((double)segment->predicted * ratio), false);
-}
-
-/* The measured times of a segment. */
-struct span {
-    uint64_t took;   /* Time that is not counted yet, without that of other containers and of unmeasured launches. */
-    uint64_t passed; /* Time since the frontier (struct settler). */
-    uint64_t dry;    /* Part of `took` in which the stream may have been idle. */
-    uint64_t least;  /* Least time in which this container's launches ran, of any stream. */
-    bool overlapped; /* True if a part of the segment's time is counted already. */
-};
-
-/* Returns the charge for the time `took`, and learns from it. */
-static uint64_t charge_of(struct costs *costs, struct settler *settler, const struct segment *segment, const struct span *span)
-{
-    uint64_t took = span->took, dry = span->dry, least = took > dry ? took - dry : 0, ran = took;
+    uint64_t from = begin > settler->frontier ? begin : settler->frontier;
+    uint64_t took = end > from ? end - from : 0;
+    bool overlapped = from != begin;
+    if (end > settler->frontier)
+        settler->frontier = end;
+    /* After the time exclusive_ns another container may run too. It gets 3/8 of the time (see shared_least()), so the
+     * other 5/8, which include the gaps between the slices, are charged. */
+    if (segment->exclusive_ns && took > segment->exclusive_ns)
+        took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
+    /* The stream may have been idle while the host prepared the next launch, so this time is subtracted from the least
+     * charge. The host time starts at `begin` at the latest. So only the part of it after `from` is subtracted. */
+    uint64_t dry = segment->host_ns > from - begin ? segment->host_ns - (from - begin) : 0;
+    uint64_t least = took > dry ? took - dry : 0, ran = took;
     bool near = segment->known && took <= segment->predicted + segment->predicted / 4 + 100 * US;
     bool sure = (segment->exclusive_ns || near) && 2 * dry <= took;
     if (!segment->exclusive_ns && !near)
         least = shared_least(settler, segment, least);
     if (segment->prolonged) {
         /* host_ns is the time in which the host waited for room to record the end. The stream may have run work
-         * meanwhile, so at least the predicted time is charged. */
+         * meanwhile, so at least the predicted time is charged. If the segments of several streams went on, the first
+         * counts all of the time and is charged a part of it. So the others are charged as predicted too. */
+        uint64_t whole = overlapped ? end - begin : took;
         least = least > segment->predicted ? least : segment->predicted;
-        return least < took ? least : took;
+        return least < whole ? least : whole;
     }
     bool unknown = !sure && segment->exclusive_ns && !segment->known, bound = unknown && dry > PAUSE_NS;
     if (bound)
         ran = least; /* The cost of these kernels is not known yet. */
     else if (!sure && !unknown && segment->predicted < took)
         ran = segment->predicted > least ? segment->predicted : least;
-    if ((segment->unmeasured || segment->mixed) && segment->known)
-        learn_mixed(costs, segment, segment->exclusive_ns ? span->least : 0,
-                    segment->unmeasured ? span->passed : span->overlapped ? UINT64_MAX : took);
-    else if (!span->overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))
-        learn(costs, segment, ran, bound || segment->unmeasured);
+    if (!overlapped && (sure || !segment->known || (segment->exclusive_ns && ran != segment->predicted)))
+        learn(costs, segment, ran, bound);
     return ran;
-}
-
-uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,
-                        uint64_t end)
-{
-    uint64_t frontier = settler->frontier, from = begin > frontier ? begin : frontier;
-    struct span span = {.took = end > from ? end - from : 0, .passed = end > frontier ? end - frontier : 0,
-                        .overlapped = from != begin};
-    /* Time of this segment that is counted already, for segments of other streams. */
-    uint64_t counted = (end < from ? end : from) - begin;
-    if (end > frontier)
-        settler->frontier = end;
-    /* After the time exclusive_ns another container may run too. It gets 3/8 of the time (see shared_least()), so the
-     * other 5/8, which include the gaps between the slices, are charged. */
-    if (segment->exclusive_ns && span.took > segment->exclusive_ns)
-        span.took = segment->exclusive_ns + (span.took - segment->exclusive_ns) / 8 * 5;
-    /* The stream may have been idle while the host prepared the next launch. The host time starts at `begin` at the
-     * latest. So only the part of it after `from` counts. */
-    span.dry = segment->host_ns > from - begin ? segment->host_ns - (from - begin) : 0;
-    span.least = span.took > span.dry ? span.took - span.dry : 0;
-    if (segment->unmeasured)
-        span.took = own_time(segment, span.took, span.passed);
-    uint64_t ran = charge_of(costs, settler, segment, &span);
-    /* The segments that were counted first may have been charged only a part of the time. If this segment should take
-     * longer than `ran`, it ran in the rest of that time. */
-    if (!span.overlapped)
-        settler->spare = 0;
-    uint64_t more = segment->predicted > ran ? segment->predicted - ran : 0;
-    more = more < counted ? more : counted;
-    more = more < settler->spare ? more : settler->spare;
-    settler->spare += span.took - ran - more;
-    return ran + more;
 }

@@ -171,8 +171,6 @@ void fence_put(struct limited *limited, struct flow *flow, struct mark *end, boo
         if (alive) {
             end->holders += goes_on;
             place->limited = limited;
-            fence->segment.mixed = place->chain && place->chain != flow->chain;
-            place->chain = flow->chain;
             *place->last = fence;
             place->last = &fence->next;
             atomic_fetch_add_explicit(&limited->queued, flow->segment.predicted, memory_order_relaxed);

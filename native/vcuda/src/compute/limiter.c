@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -96,28 +97,22 @@ static struct mark *mark(const struct thread_state *thread, const struct flow *f
  * into the stream, and the stream may no longer exist. */
 static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
 {
-    if (flow->segment.count && thread->limited) {
-        struct limited *limited = thread->limited;
-        charge(limited, &flow->segment, now);
-        uint64_t until = atomic_load_explicit(&limited->unmeasured_until, memory_order_relaxed);
-        until = (until > now ? until : now) + flow->segment.predicted;
-        atomic_store_explicit(&limited->unmeasured_until, until, memory_order_relaxed);
-        atomic_fetch_add_explicit(&limited->unmeasured, flow->segment.predicted, memory_order_relaxed);
-    }
+    if (flow->segment.count && thread->limited)
+        charge(thread->limited, &flow->segment, now);
     fence_drop_mark(flow->begin);
     flow->begin = NULL;
     rest(flow);
 }
 
-/* Notes in a segment which launches were charged in drop() since the last call. */
-static void take_unmeasured(struct limited *limited, struct segment *segment, uint64_t began)
+/* Ends the segments of all flows. The first flow becomes the current one, and lets no launch pass on the fast path. */
+static void drop_all(struct thread_state *thread)
 {
-    if (!atomic_load_explicit(&limited->unmeasured, memory_order_relaxed))
-        return;
-    uint64_t until = atomic_load_explicit(&limited->unmeasured_until, memory_order_relaxed);
-    uint64_t left = until > began ? until - began : 0;
-    segment->unmeasured = atomic_exchange_explicit(&limited->unmeasured, 0, memory_order_relaxed);
-    segment->unmeasured_during = segment->unmeasured < left ? segment->unmeasured : left;
+    uint64_t now = limiter_now();
+    for (unsigned i = 0; i < thread->used; i++)
+        drop(thread, flow_at(thread, i), now);
+    thread->used = 0;
+    thread->current = &thread->near[0];
+    rest(thread->current);
 }
 
 /* Called for a stream that is being captured into a graph. Launches that the fast path counted since the capture began
@@ -147,12 +142,6 @@ static void close_segment(struct thread_state *thread, struct flow *flow, uint64
     /* The event was recorded now, not at the last launch. The stream may have been idle since that launch, so the host
      * time in between counts as possible idle time. */
     flow->segment.host_ns = limiter_now() - flow->began;
-    flow->segment.queued = atomic_load_explicit(&thread->limited->queued, memory_order_relaxed);
-    for (unsigned i = 0; i < thread->used; i++)
-        if (thread->flow[i].segment.count && &thread->flow[i] != flow)
-            flow->segment.queued += thread->flow[i].segment.predicted;
-    if (flow->begin)
-        take_unmeasured(thread->limited, &flow->segment, flow->began);
     fence_put(thread->limited, flow, end, goes_on);
     rest(flow);
 }
@@ -189,9 +178,9 @@ void limiter_forget_all(void)
 static void at_end(void *state)
 {
     struct thread_state *thread = state;
-    uint64_t now = limiter_now();
-    for (unsigned i = 0; i < FLOWS; i++)
-        drop(thread, &thread->flow[i], now);
+    drop_all(thread);
+    free(thread->far);
+    thread->far = NULL;
 }
 
 /* Registers at_end for this thread. If the program has no pthread functions, it has no other threads, and nothing is
@@ -225,15 +214,11 @@ static bool resolve(struct thread_state *thread)
         thread->ready = epoch;
         return true;
     }
-    uint64_t now = limiter_now();
-    for (unsigned i = 0; i < FLOWS; i++)
-        drop(thread, &thread->flow[i], now);
-    thread->used = 0;
+    drop_all(thread);
     if (!thread->number) {
         thread->number = atomic_fetch_add_explicit(&thread_count, 1, memory_order_relaxed) + 1;
         watch_end(thread);
     }
-    thread->current = &thread->flow[0];
     thread->limited = limited;
     thread->context = context;
     thread->ready = epoch;
@@ -245,11 +230,13 @@ static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
     struct flow *flow = flow_find(thread, stream);
     if (flow)
         return thread->current = flow;
-    /* A flow that is chosen at random is sometimes that of a stream which no longer exists. A flow that is chosen by age
-     * never stays if the program launches into one stream after the other. */
+    if (thread->used == FLOWS_NEAR && !thread->far)
+        thread->far = calloc(FLOWS - FLOWS_NEAR, sizeof *thread->far);
+    bool all = thread->used == (thread->far ? FLOWS : FLOWS_NEAR);
+    /* Chosen at random, the replaced flow is sometimes that of a stream which no longer exists. Chosen by age, none would
+     * ever stay if the program launches into one stream after the other. */
     thread->random = thread->random * 1664525u + 1013904223u;
-    bool all = thread->used == FLOWS;
-    flow = thread->current = &thread->flow[all ? (thread->random >> 16) % FLOWS : thread->used++];
+    flow = thread->current = flow_at(thread, all ? (thread->random >> 16) % thread->used : thread->used++);
     flow->displaced = all && (flow->segment.prolonged || flow->segment.count < FEW);
     drop(thread, flow, limiter_now());
     flow->stream = stream;
@@ -322,8 +309,8 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         enum pace pace = pace_decide(&view, cost, &until);
         thread->open = view.gate == VGPU_GATE_OPEN && rate == PPM;
         thread->segment_ns = segment_longest(thread->open, view.outstanding_max);
-        if (thread->used > FLOWS_WHOLE)
-            thread->segment_ns = thread->segment_ns * FLOWS_WHOLE / thread->used;
+        if (thread->used > FLOWS_NEAR)
+            thread->segment_ns = thread->segment_ns * FLOWS_NEAR / thread->used;
         __atomic_store_n(&limited->tenant->active_ns, *now, __ATOMIC_RELAXED);
         if (pace == PACE_GO) {
             if (watches)

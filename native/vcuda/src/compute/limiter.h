@@ -34,9 +34,6 @@ struct limited {
     _Atomic uint64_t busy_until;
     /* Predicted GPU time (ns) of the launches whose fences are not settled yet. */
     _Atomic uint64_t queued;
-    /* Predicted GPU time of launches that were charged without a measurement since the last segment that was measured,
-     * and the predicted end of these launches. */
-    _Atomic uint64_t unmeasured, unmeasured_until;
     /* Number of settled fences. */
     _Atomic uint32_t passed;
     /* True while a waiting launch polls whether the queued work is finished. */
@@ -61,9 +58,10 @@ void tenant_reset(void);
 
 /* Number of streams of a thread whose launches are measured. Launches into more streams displace each other's flows. */
 #define FLOWS 16u
-/* If a thread uses more streams than this, its segments are shorter, so that its unfinished segments together have as
- * much work as those of this number of streams. */
-#define FLOWS_WHOLE 4u
+/* Number of flows in thread-local memory, which is taken from each thread's stack. The others are allocated when a
+ * thread uses more streams. Its segments are then shorter, so that its unfinished segments together have as much work
+ * as those of this number of streams. */
+#define FLOWS_NEAR 4u
 
 /* A flow is the launches of one thread into one stream since the last fence. */
 struct flow {
@@ -112,11 +110,11 @@ struct thread_state {
      * this is set to limited->passed plus 1. As long as limited->passed stays the same, the next launches are let
      * through after a much shorter wait. */
     uint32_t stalled;
-    uint32_t used;   /* used: number of flows in use. They are the first ones. */
-    uint32_t random; /* random: pseudo-random number that selects the flow to replace if all are in use. */
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
-    struct flow flow[FLOWS];
+    uint32_t used;   /* used: number of flows in use. They are the first ones. */
+    uint32_t random; /* random: pseudo-random number that selects the flow to replace if all are in use. */
+    struct flow near[FLOWS_NEAR], *far; /* far: the other FLOWS - FLOWS_NEAR flows, or NULL. */
 };
 /* initial-exec: the library is loaded at program start, and the fast path must not call __tls_get_addr. */
 extern __thread struct thread_state vgpu_thread __attribute__((tls_model("initial-exec")));
@@ -180,12 +178,17 @@ static inline uintptr_t flow_stream(CUstream stream, bool per_thread)
     return (uintptr_t)stream | (per_thread ? FLOW_PER_THREAD : 0);
 }
 
+static inline struct flow *flow_at(struct thread_state *thread, unsigned index)
+{
+    return index < FLOWS_NEAR ? &thread->near[index] : &thread->far[index - FLOWS_NEAR];
+}
+
 /* Returns the flow of a stream, as returned by flow_stream(); NULL if the thread has none. */
 static inline struct flow *flow_find(struct thread_state *thread, uintptr_t stream)
 {
     for (unsigned i = 0; i < thread->used; i++)
-        if (thread->flow[i].stream == stream)
-            return &thread->flow[i];
+        if (flow_at(thread, i)->stream == stream)
+            return flow_at(thread, i);
     return NULL;
 }
 

@@ -155,13 +155,6 @@ struct segment {
     bool prolonged;
     /* Part of `predicted` that is charged already. 0 unless the segment is prolonged. */
     uint64_t charged;
-    /* True if launches into other streams may have run between those of this segment. `queued` is their predicted GPU
-     * time, as far as it is measured in segments of their own. */
-    bool mixed;
-    uint64_t queued;
-    /* Predicted GPU time of the launches that were charged without a measurement since the last measured segment, and
-     * the part of it that may have run during this segment. */
-    uint64_t unmeasured, unmeasured_during;
     /* True if the kernel of every launch was measured before. */
     bool known;
     /* Time from the begin event to the last launch. The stream can have been idle for at most this time. */
@@ -190,9 +183,6 @@ static inline void segment_start(struct segment *segment)
     segment->count = 0;
     segment->prolonged = false;
     segment->charged = 0;
-    segment->mixed = false;
-    segment->queued = 0;
-    segment->unmeasured = segment->unmeasured_during = 0;
     segment->known = true;
     segment->host_ns = 0;
     segment->exclusive_ns = 0;
@@ -215,8 +205,6 @@ static inline void segment_prolong(struct segment *segment)
  * them run is counted once. */
 struct settler {
     uint64_t frontier; /* frontier: point in time up to which GPU time has been counted. */
-    /* spare: counted time that was not charged to any segment, since the last time at which no segment was open. */
-    uint64_t spare;
     /* carry: 0 or negative. Some past charges exceeded the minimum charge, for segments during which another container
      * may have run. `carry` is minus this excess, and it lowers the minimum of later charges. */
     int64_t carry;

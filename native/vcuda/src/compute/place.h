@@ -44,7 +44,6 @@ struct place {
     struct mark *pool;         /* Marks that are not in use. */
     unsigned pooled;
     struct fence *put, **last; /* Fences that launches have added since a thread last settled this place. */
-    uint64_t chain;            /* chain: flow of the fence that was added last; 0 if there was none. */
 
     struct lock settling;      /* settling protects the fields below. */
     struct fence *open, **open_last; /* open: fences that are not settled, in the order in which they were recorded. */
@@ -56,7 +55,7 @@ struct place {
     struct settler settler;
 };
 extern struct place vgpu_places[FENCE_PLACES];
-/* Protects the table, the pools, `put` and `chain`. A thread that holds this lock takes no other lock. */
+/* Protects the table, the pools and `put`. A thread that holds this lock takes no other lock. */
 extern struct lock vgpu_place_lock;
 extern _Atomic unsigned vgpu_open_fences;
 extern _Atomic bool vgpu_fences_parked;

@@ -134,7 +134,6 @@ static void leave_place(struct place *place)
     place->pool = NULL;
     place->pooled = 0;
     place->context = NULL;
-    place->chain = 0;
     lock_drop(&vgpu_place_lock);
     for (struct mark *next; pool; pool = next) {
         next = pool->next;
@@ -193,7 +192,6 @@ static unsigned settle_open(struct place *place, bool safe)
         }
         /* If the status is not CUDA_SUCCESS, the context is in an error state, or the driver may not be called now.
          * Then the predicted charge stays. */
-        fence->segment.mixed |= blocked_count || (fence->next && fence->next->chain != fence->chain);
         if (status == CUDA_SUCCESS)
             finish(place, fence);
         take_off(place, link);

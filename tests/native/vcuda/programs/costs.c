@@ -15,9 +15,6 @@
  *   costs learns NS:HOST...              launches one kernel, each launch measured alone; NS is the time between the
  *                                        events, and the GPU may have been idle for HOST of it. Prints 1 if the kernel
  *                                        is known afterwards, else 0, and the learned cost in ns
- *   costs streams PREDICTED:BEGIN:END:HOST...  settles a segment of known kernels for each word, in this order, each in a
- *                                        stream of its own; prints the charges in ns. HOST is the time from the begin
- *                                        event to the last launch, in which the stream may have been idle
  *   costs settles GOES_ON PREDICTED KNOWN EXCLUSIVE TOOK HOST COUNTED  settles a segment; prints the charge. GOES_ON,
  *                                        KNOWN and EXCLUSIVE are 0 or 1, and the others ns. GOES_ON: the segment went on
  *                                        because too many fences were open. HOST is the time from the begin event to
@@ -97,24 +94,6 @@ static void settles(char **word)
            (unsigned long long)segment_settle(&costs, &settler, &segment, 10 * MS, 10 * MS + strtoull(word[4], NULL, 0)));
 }
 
-static void each_stream(char **word, int count)
-{
-    static struct costs costs;
-    struct settler settler = {0};
-    for (int i = 0; i < count; i++) {
-        struct segment segment;
-        char *at = word[i] - 1;
-        uint64_t value[4];
-        for (int j = 0; j < 4; j++)
-            value[j] = strtoull(at + 1, &at, 0);
-        segment_start(&segment);
-        segment_add(&segment, 1, value[0]);
-        segment.exclusive_ns = UINT64_MAX;
-        segment.host_ns = value[3];
-        printf("%llu\n", (unsigned long long)segment_settle(&costs, &settler, &segment, 10 * MS + value[1], 10 * MS + value[2]));
-    }
-}
-
 static void crowd(unsigned count, unsigned rounds, uint64_t took)
 {
     static struct costs costs;
@@ -174,8 +153,6 @@ int main(int argc, char **argv)
         decides(argv + 2);
     else if (argc > 2 && !strcmp(argv[1], "learns"))
         learns(argv + 2, argc - 2);
-    else if (argc > 2 && !strcmp(argv[1], "streams"))
-        each_stream(argv + 2, argc - 2);
     else if (argc == 9 && !strcmp(argv[1], "settles"))
         settles(argv + 2);
     else if (argc == 5 && !strcmp(argv[1], "crowd"))

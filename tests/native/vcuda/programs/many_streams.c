@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Usage: many_streams US LAUNCHES STREAMS THREADS. Each thread launches a kernel of US microseconds LAUNCHES times, into
- * its STREAMS streams in turn, and waits for the GPU after every 2000 launches. */
+/* Usage: many_streams US LAUNCHES STREAMS THREADS TOGETHER. Each thread launches a kernel of US microseconds LAUNCHES
+ * times, into its STREAMS streams in turn, and waits for the GPU after every TOGETHER launches. */
 #include "driver/cuda_abi.h"
 
 #include <pthread.h>
@@ -28,7 +28,7 @@ CUresult cuLaunchKernel(CUfunction function, SHAPE, CUstream stream, void **para
 
 static CUcontext context;
 static CUfunction function;
-static int launches, streams;
+static int launches, streams, together;
 
 static void *launch(void *unused)
 {
@@ -39,7 +39,7 @@ static void *launch(void *unused)
         MUST(cuStreamCreate(&stream[i], 1));
     for (int i = 1; i <= launches; i++) {
         MUST(cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream[i % streams], NULL, NULL));
-        if (i % 2000 == 0 || i == launches)
+        if (i % together == 0 || i == launches)
             MUST(cuCtxSynchronize());
     }
     return NULL;
@@ -50,11 +50,12 @@ int main(int argc, char **argv)
     pthread_t thread[8];
     char image[64];
     CUmodule module;
-    if (argc != 5)
+    if (argc != 6)
         return 2;
     launches = atoi(argv[2]);
     streams = atoi(argv[3]);
     int threads = atoi(argv[4]);
+    together = atoi(argv[5]);
     snprintf(image, sizeof image, ".gpusim kernel work %d\n", atoi(argv[1]));
     MUST(cuInit(0));
     MUST(cuCtxCreate_v2(&context, 0, 0));
