@@ -43,16 +43,18 @@ def test_changed_allocation_mode_ends_the_program(
     node: Node, api: ClaimApi, kubelet: Any, manager: ClaimManager, start: Begin, ways: tuple[str, str], named: str
 ) -> None:
     before, after = ways
+    WAYS[after](node)
+    changed = node.config_text
     WAYS[before](node)
-    first = node.config_text
     daemon = start()
     until(lambda: offered(api, kubelet, manager) == [before], f"{before} at the kubelet")
-    WAYS[after](node)
     if named:
+        # node.yaml must not change meanwhile. Otherwise the program might end because of that and start again with it.
         node.paths.configs.mkdir()
-        node.paths.config.rename(node.paths.configs / "other.yaml")
-        node.paths.config.write_text(first)
+        (node.paths.configs / "other.yaml").write_text(changed)
         api.label("other")
+    else:
+        node.paths.config.write_text(changed)
     seen: list[str] = []
 
     def ended() -> bool:
