@@ -35,14 +35,16 @@ class Endpoint:
         # A kubelet opens a new connection at each registration. Without this option gRPC would reuse the connection to
         # the earlier plugin.
         channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
+        self._stub = rpc.DevicePluginStub(channel)
         try:
-            grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
-        except grpc.FutureTimeoutError:
+            # grpc.channel_ready_future would start a thread, for which close() may wait for ever after a timeout.
+            self.options = self._stub.GetDevicePluginOptions(api.Empty(), timeout=CONNECT_S, wait_for_ready=True)
+        except grpc.RpcError as fault:
             channel.close()
+            if fault.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
             raise ConnectionError(f"no connection to {self.socket} within {CONNECT_S:.0f} s") from None
         self._channel = channel
-        self._stub = rpc.DevicePluginStub(channel)
-        self.options = self._stub.GetDevicePluginOptions(api.Empty(), timeout=CONNECT_S)
 
     def watch(self) -> None:
         """Starts a thread that follows the plugin's stream of devices until the stream ends."""
