@@ -39,6 +39,7 @@ WATCHED = ROOT / "native/build/watched"
 BARE = "examines the library alone, but the sanitizer's runtime is loaded too"
 ALONE = "opens an instrumented library without the sanitizer's runtime"
 LOW = "needs addresses below 4 GiB, which the sanitizer occupies"
+SLOW = "compares GPU times, but an instrumented launch outlasts its kernel"
 # Keys: start of a test's name. Values: why the test cannot run with a sanitizer.
 LEFT_OUT = {
     "test_bad_input.py::test_program_without_cuda_makes_no_extra_system_call": BARE,
@@ -56,6 +57,8 @@ LEFT_OUT = {
     "test_coverage_routes.py::test_allocating_function_is_charged[cuMemAllocPitch-": LOW,
     "test_memory.py::test_charge_equals_the_memory_that_the_driver_took[cuMemAlloc, first version": LOW,
     "test_coverage_errors.py::test_every_legal_free_uncharges_the_memory[alloc1-": LOW,
+    "test_launch_life.py::test_every_launch_is_charged[spread": SLOW,
+    "test_launch_life.py::test_gpu_time_of_many_streams_is_charged_once": SLOW,
     "test_processes.py::test_kill_at_any_instruction": "single-steps a call, mostly the sanitizer's code",
     "test_processes.py::test_kills_during_start_up": "kills at times that fit a start without a sanitizer",
     "test_properties.py::test_checks_find_a_library_that_does_not_credit_a_free": "preloads a library of its own",

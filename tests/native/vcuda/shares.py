@@ -62,7 +62,7 @@ class Container:
             path.write_bytes(layouts.pack_limits(wanted))
 
     def start(
-        self, way: str = "kernel", seconds: float = 0, us: float = 100, threads: int = 1, **env: str
+        self, way: str = "kernel", seconds: float = 0, us: float = 100, threads: int = 1, streams: int = 1, **env: str
     ) -> subprocess.Popen:
         """Starts a program that keeps the GPU busy, and waits for its "ready". With seconds=0 the program runs until it
         is killed."""
@@ -71,7 +71,7 @@ class Container:
             VGPU_LIMITS_FILE=str(self.folder / "limits"),
             **env,
         )
-        command = [self.node.launcher, way, str(seconds), str(us), "0", str(threads)]
+        command = [self.node.launcher, way, str(seconds), str(us), "0", str(threads), str(streams)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         self.node.processes.append(process)
         assert process.stdout and process.stdout.readline() == "ready\n"

@@ -20,19 +20,15 @@ def node(host: Host):
     node.close()
 
 
-def env_in(node: Node, container: Container) -> dict:
-    """Return the environment of a program in the container."""
-    return node.host.env(
+def run(node: Node, container: Container, what: str) -> None:
+    program = compile_program(node.folder, "launch_life", "launch_life.c", flags=LINKED)
+    env = node.host.env(
         CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
         VGPU_LIMITS_FILE=str(container.folder / "limits"),
         GPUSIMCTL=str(SIMULATOR / "gpusimctl"),
     )
-
-
-def run(node: Node, container: Container, what: str) -> None:
-    program = compile_program(node.folder, "launch_life", "launch_life.c", flags=LINKED)
     done = subprocess.run(
-        [program, what], env=env_in(node, container), capture_output=True, text=True, timeout=120, check=False
+        [program, what], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
@@ -64,25 +60,20 @@ def test_every_launch_is_charged(node: Node, what: str, other: int, launches: in
     assert bool(container.said(1)["used_ns"]) == (what == "popped" and bool(other))
 
 
-# Columns: the time of a kernel in us; the number of streams of a thread; the number of threads. The library measures 16
-# streams of a thread.
+# Columns: the way of programs/launcher.c; the time of a kernel in us; the number of streams of a thread; the number of
+# threads. The library measures 16 streams of a thread.
 STREAMS = [(50, streams, 1) for streams in (1, 2, 3, 4, 6, 8, 16, 32)]
 STREAMS += [(20, 16, 1), (1000, 2, 1), (1000, 8, 1), (50, 3, 3), (50, 8, 2), (20, 6, 4)]
-QUEUED = [*((*row, 2000) for row in STREAMS), (5, 2, 1, 2000), (5, 4, 1, 2000), (5, 8, 1, 2000)]
+ROWS = [(way, *row) for way in ("kernel", "wait") for row in STREAMS]
+ROWS += [("kernel", 5, streams, 1) for streams in (2, 4, 8)] + [("poll", 50, streams, 1) for streams in (2, 8, 16, 32)]
 
 
-@pytest.mark.parametrize(("us", "streams", "threads", "together"), [*QUEUED, *((*row, 1) for row in STREAMS)])
-def test_gpu_time_of_many_streams_is_charged_once(
-    node: Node, us: int, streams: int, threads: int, together: int
-) -> None:
-    """The program waits for the GPU after every `together` launches."""
+@pytest.mark.parametrize(("way", "us", "streams", "threads"), ROWS)
+def test_gpu_time_of_many_streams_is_charged_once(node: Node, way: str, us: int, streams: int, threads: int) -> None:
     container = Container(node, "a", 60, core_policy="force")
-    program = compile_program(node.folder, "many_streams", "many_streams.c", flags=LINKED)
-    launches = 400_000 // us // threads
-    words = [str(number) for number in (us, launches, streams, threads, together)]
-    subprocess.run([program, *words], env=env_in(node, container), timeout=120, check=True)
-    charged, ran = container.said()["used_ns"] / 1000, us * launches * threads
-    assert 0.8 * ran <= charged <= 1.25 * ran
+    output, _ = container.start(way, seconds=0.6, us=us, threads=threads, streams=streams).communicate(timeout=60)
+    ran = us * sum(int(line.split()[0]) for line in output.splitlines())
+    assert 0.8 * ran <= container.said()["used_ns"] / 1000 <= 1.25 * ran
 
 
 @pytest.mark.parametrize("percent", [0, 50])

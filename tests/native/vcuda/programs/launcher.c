@@ -2,11 +2,12 @@
 /*
  * Keeps a GPU busy by one kind of launch call, for a time or until the program is killed.
  *
- *   launcher WAY SECONDS MICROSECONDS [DEVICE] [THREADS]
+ *   launcher WAY SECONDS MICROSECONDS [DEVICE] [THREADS] [STREAMS]
  *
  * WAY names the launch call, MICROSECONDS is the duration of each kernel. If SECONDS is 0, the program runs until it is
- * killed. DEVICE is the number of the GPU (default 0), THREADS the number of threads that launch (default 1). Prints
- * "ready" before the first launch. At the end each thread prints its number of launches and its longest launch call in
+ * killed. DEVICE is the number of the GPU (default 0), THREADS the number of threads that launch (default 1). Each
+ * thread launches into its STREAMS streams in turn (default 1). The ways "wait" and "poll" wait for the stream after
+ * each launch, "poll" without sleeping. Prints "ready" before the first launch. At the end each thread prints its number of launches and its longest launch call in
  * us.
  */
 #include "driver/cuda_abi.h"
@@ -27,6 +28,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 CUresult cuLibraryLoadData(CUlibrary *library, const void *code, void *a, void *b, unsigned c, void *d, void *e, unsigned f);
 CUresult cuLibraryGetKernel(void **kernel, CUlibrary library, const char *name);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuStreamQuery(CUstream stream);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
@@ -48,6 +50,7 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
 
 static const char *way;
 static double seconds;
+static unsigned streams = 1;
 static CUcontext context;
 static CUfunction function;
 static CUgraphExec exec;
@@ -77,7 +80,7 @@ static CUresult launch(CUstream stream)
 {
     CUlaunchConfig config = {64, 1, 1, 64, 1, 1, 0, stream, NULL, 0};
     CUDA_LAUNCH_PARAMS one = {function, 64, 1, 1, 64, 1, 1, 0, stream, NULL};
-    if (is("kernel") || is("library") || is("null-stream") || is("two-streams") || is("sync"))
+    if (is("kernel") || is("library") || is("null-stream") || is("two-streams") || is("sync") || is("wait") || is("poll"))
         return cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, is("null-stream") ? NULL : stream, NULL, NULL);
     if (is("kernel-ptsz"))
         return cuLaunchKernel_ptsz(function, 64, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL);
@@ -108,17 +111,20 @@ static CUresult launch(CUstream stream)
 
 static void *work(void *unused)
 {
-    CUstream streams[2];
+    CUstream stream[64], current;
     unsigned long count = 0;
     double longest = 0, end = now() + seconds;
     (void)unused;
     MUST(cuCtxSetCurrent(context));
-    MUST(cuStreamCreate(&streams[0], 1));
-    MUST(cuStreamCreate(&streams[1], 1));
+    for (unsigned i = 0; i < streams; i++)
+        MUST(cuStreamCreate(&stream[i], 1));
     for (double start = now(); seconds <= 0 || start < end; count++) {
-        MUST(launch(streams[is("two-streams") ? count % 2 : 0]));
-        if (is("sync") && count % 2)
-            MUST(cuStreamSynchronize(streams[0]));
+        current = stream[count % streams];
+        MUST(launch(current));
+        if (is("wait") || (is("sync") && count % 2))
+            MUST(cuStreamSynchronize(current));
+        while (is("poll") && cuStreamQuery(current) == CUDA_ERROR_NOT_READY)
+            continue;
         if (is("sync") && count % 16 == 0)
             MUST(cuCtxSetCurrent(context)); /* The context is current already, so this call must change nothing. */
         double stop = now();
@@ -144,6 +150,9 @@ int main(int argc, char **argv)
     way = argv[1];
     seconds = atof(argv[2]);
     int count = argc > 5 ? atoi(argv[5]) : 1;
+    streams = is("two-streams") ? 2 : argc > 6 ? (unsigned)atoi(argv[6]) : 1;
+    if (streams < 1 || streams > 64)
+        return 2;
     setvbuf(stdout, NULL, _IOLBF, 0);
     /* For the simulated driver: how long the kernel `work` takes. */
     snprintf(image, sizeof image, ".gpusim kernel work %s\n", argv[3]);
