@@ -33,4 +33,10 @@ EOF
 done
 
 cd "$copy"
-exec "$root/.build/venv/bin/ansible-test" sanity --python "$python" --color no "$@"
+output="$root/.build/sanity/output"
+status=0
+"$root/.build/venv/bin/ansible-test" sanity --python "$python" --color no "$@" >"$output" 2>&1 || status=$?
+cat "$output"
+# The gate prints only the last lines of a failure, and a test that fails early is followed by hundreds of lines of pip.
+[ "$status" = 0 ] || grep '^ERROR' "$output" || true
+exit "$status"

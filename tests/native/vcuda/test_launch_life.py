@@ -71,7 +71,7 @@ ROWS += [("kernel", 5, streams, 1) for streams in (2, 4, 8)] + [("poll", 50, str
 @pytest.mark.parametrize(("way", "us", "streams", "threads"), ROWS)
 def test_gpu_time_of_many_streams_is_charged_once(node: Node, way: str, us: int, streams: int, threads: int) -> None:
     container = Container(node, "a", 60, core_policy="force")
-    output, _ = container.start(way, seconds=0.6, us=us, threads=threads, streams=streams).communicate(timeout=60)
+    output = container.start(way, seconds=0.6, us=us, threads=threads, streams=streams).communicate(timeout=60)[0]
     ran = us * sum(int(line.split()[0]) for line in output.splitlines())
     assert 0.8 * ran <= container.said()["used_ns"] / 1000 <= 1.25 * ran
 
