@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass, field
 
 GROUPS = 6
-# Most minutes that a group's sweeps may take in one lane: `.ci/run` has 40 minutes, less the minutes of that lane's
-# gates.
+# The longest that a group's sweeps may take in one lane, in minutes: `.ci/run` has 40 minutes, and the gates of the
+# lane take up to 18 of them.
 GROUP_MINUTES = 22
 # Lanes may share cores, because simulated hosts and tests of compute shares mostly wait. Two gates with tests of the
 # same folder belong to one lane.
@@ -45,7 +45,7 @@ def molecule(scenario: str, minutes: int, group: int | None = None) -> Gate:
 
 
 def make(target: str, lane: str, minutes: int) -> Gate:
-    """Returns a sweep that runs a target of the Makefile. The target prepares more than the gates need."""
+    """Returns a sweep that runs a target of the Makefile. The target also prepares what only this sweep needs."""
     return Gate(target, {f"make {target}": ["make", "--no-print-directory", target]}, lane=lane, minutes=minutes)
 
 
@@ -165,7 +165,7 @@ SWEEPS = [
     # The sweeps below are in no group. newest-headers fails as soon as NVIDIA publishes a new function name, whatever
     # the tested commit changed; a separate job runs this sweep each night.
     Gate("newest-headers", {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]}, minutes=1),
-    # archives fails as soon as an archive removes a package name; a separate job runs this sweep each week.
+    # The sweep archives fails as soon as an archive removes a package name; a separate job runs it each week.
     Gate("archives", {"archives of packages": ["python", "tools/archives.py"]}, minutes=7),
     Gate(
         "bench-hosts",

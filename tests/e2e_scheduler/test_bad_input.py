@@ -131,7 +131,9 @@ def test_invalid_bodies_get_a_status_and_a_reason(fleet, room):
 
 
 def test_a_truncated_body_blocks_no_other_client(fleet):
-    """A client that sends less than it announced blocks no other client, with a closed or an open connection."""
+    """A client that sends less than it announced, and then closes its connection or keeps it open, blocks no other
+    client.
+    """
     port = fleet.replicas[0].extender
     head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as gone:
@@ -153,7 +155,7 @@ def test_a_correct_request_is_answered(fleet):
 
 def post(url, body):
     context = ssl.create_default_context()
-    # The test need not verify the server; the API server does so by the CA bundle of the webhook's configuration.
+    # The test need not verify the webhook's certificate: the API server does so, by the CA bundle of the configuration.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")

@@ -69,8 +69,8 @@ void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
 /* Stores in `groups` the control groups of this process. Reads files, so the caller must not hold the lock. */
 void sim_groups_of_self(uint64_t groups[SIM_DEPTH]);
-/* If `gpusimctl memacct-stale` requests it, gives a new group the limit of a removed group. The caller must hold the
- * lock. */
+/* Gives a new group the limit of a removed group, if `gpusimctl memacct-stale` requests this fault of a driver. The
+ * caller must hold the lock. */
 void sim_group_joined(int slot);
 /* True if the limits of this process's control groups allow `bytes` more bytes. The caller must hold the lock. */
 bool sim_group_allows(int gpu, uint64_t bytes);
@@ -86,6 +86,7 @@ uint64_t sim_shared_leave(uint64_t serial, int gpu);
 
 /* Defined in engine.c: */
 void sim_engine_reset(int gpu, uint64_t now, uint64_t seed);
-void sim_channel_free(int gpu, int channel); /* A channel is a context on a GPU. The caller must hold the lock. */
+/* Frees a channel (the engine's record of a context on a GPU). The caller must hold the lock. */
+void sim_channel_free(int gpu, int channel);
 
 #endif

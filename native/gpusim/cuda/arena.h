@@ -39,7 +39,7 @@ bool arena_free(struct arena *arena, uintptr_t base, unsigned kinds, struct bloc
 bool arena_find(struct arena *arena, uintptr_t address, struct block *out);
 /* Moves a managed block to the host or the GPU. Returns false if no block has this address or it is already there. */
 bool arena_place(struct arena *arena, uintptr_t address, bool on_host, struct block *out);
-/* Records that the block was written. Its free then gives the pages back to the system. */
+/* Records that the block was written, so that freeing it gives its pages back to the system. */
 void arena_touch(struct arena *arena, uintptr_t address);
 /* Calls visit for each block of the owner; visit may free the block. */
 void arena_each(struct arena *arena, void *owner, void (*visit)(const struct block *));

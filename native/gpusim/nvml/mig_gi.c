@@ -77,7 +77,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, n
     return NVML_SUCCESS;
 }
 
-/* Returns 0 for a GPU without MIG, so that callers can loop over the devices. */
+/* Succeeds with a count of 0 for a GPU without MIG, so that a loop over its MIG devices needs no special case. */
 NVML_WORD(nvmlDeviceGetMaxMigDeviceCount, NVML_WHOLE_GPU, target.model->mig_count > 0 ? 7 : 0)
 
 static const struct sim_mig_profile *by_number(const struct nvml_target *target, unsigned number)

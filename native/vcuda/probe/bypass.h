@@ -6,7 +6,8 @@
 
 #include "probe.h"
 
-/* Number of bytes that an attempt requests. It is larger than the differences between the sizes of contexts. */
+/* Number of bytes that an attempt requests. Contexts differ in size by less, so a larger context does not pass for a
+ * granted request. */
 #define BEYOND (64 * MIB)
 #define ATTEMPT_S 30
 
@@ -77,9 +78,10 @@ void lie_in_the_ledger(const struct fill *fill);
 void close_descriptors(const struct fill *fill);
 
 /*
- * All bypasses. The columns are: a short name; the check's name; the function that tries the bypass (NULL: an ordinary
- * program requests the memory); a function that the process that has filled the slice calls (NULL: none); the verdict
- * if the memory is granted. The last six bypasses damage the ledger (the file of charged memory), so they run last.
+ * All bypasses. One process fills the slice, and then another one requests more memory. The columns are: a short name;
+ * the check's name; the function that tries the bypass (NULL: an ordinary program requests the memory); the function
+ * that the first process calls before (NULL: none); the verdict if the memory is granted. The last six bypasses damage
+ * the ledger (the file of charged memory), so they run last.
  */
 #define BYPASSES(WAY) \
     WAY(path, "bypass-path", by_path, NULL, VIOLATED) \
@@ -120,7 +122,7 @@ void check_bypass_by_array(const struct slice *slice, struct board *board);
 
 /* Defined in bypass_together.c: */
 
-/* Returns true if the check's bypass may be open. Only these bypasses are tried together. */
+/* Returns true for a check whose bypass the library cannot always prevent. Only such bypasses are tried together. */
 bool may_be_open(const char *name);
 /*
  * Tries bypasses concurrently in an otherwise empty slice, on its first GPU. The granted memory stays allocated for a

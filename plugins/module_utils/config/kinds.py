@@ -40,8 +40,8 @@ def errors(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "error"]
 
 
-# Maps names that users may try to the variable that has this effect. A table is needed, because in spelling these names
-# are nearer to other variables.
+# Maps names that do not exist, but that users expect, to the variable they mean. The suggestion by similar spelling
+# would name other variables.
 EXPECTED_NAMES = dict.fromkeys(
     ("vgpu_slice", "vgpu_slices", "vgpu_slice_count", "vgpu_slices_per_gpu", "vgpu_replicas"), "vgpu_split_count"
 )

@@ -163,9 +163,9 @@ def resolve(packages: Iterable[str], known: dict[str, list[str]]) -> dict[str, s
 
 
 def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, list[str]]) -> dict[str, str]:
-    """Returns those installed packages of ``known`` that must change together with a changed package: its dependencies,
-    which now have the version of that package. They must be named, because zypper downgrades only named packages and
-    would otherwise refuse the transaction.
+    """Returns those installed packages of ``known`` that must change together with a changed package: those of the
+    version that it had before. They must be named, because zypper downgrades only named packages and would otherwise
+    refuse the transaction.
     """
     found = {}
     for name, versions in known.items():
@@ -231,7 +231,8 @@ def lock_name(line: str, there: Container[str] = ()) -> str:
     """Returns the package name in an entry of the versionlock list; empty for comments, exclusions and empty lines.
 
     Hand-written entries may lack version or release, and package names contain dashes and digits, so the end of the
-    name is ambiguous. Returns the longest possible name that is installed (``there``). The name may be a pattern.
+    name is ambiguous. Returns the longest possible name that is installed (``there``). If none is, returns the likely
+    name, which may contain the wildcards of the entry.
     """
     text = _lock(line)
     whole = _WHOLE.match(text)

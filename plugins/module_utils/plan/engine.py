@@ -90,8 +90,8 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Returns a warning for docker on a host without Kubernetes if its version can start containers by the CDI name of
-    a slice (share of a GPU), but the feature that permits this is not set.
+    """Returns a warning if docker, on a host without Kubernetes, is new enough to start containers by the CDI name of a
+    slice (share of a GPU), but its feature ``cdi`` is off.
     """
     found = version(str((state["docker"]["info"] or {}).get("ServerVersion") or ""))
     plugin = desired["roles"].get("device_plugin") or {}
@@ -144,8 +144,8 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 
 def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """Returns the changes that remove the collection's drop-in files. The role's records on the host list its other
-    changes, which ``undone`` returns.
+    """Returns the changes that remove the collection's drop-in files. What else the role changed is in its records on
+    the host; ``undone`` returns how to reverse that.
     """
     return [f"remove {path}" for path in engine_auto.files(wanted["engine"]) if state["files"].get(path) is not None]
 

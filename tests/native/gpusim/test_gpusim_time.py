@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests how long kernels take on the simulated GPU and in which order they run. Time is a virtual clock, so figures are
-exact and no test waits in real time. A kernel takes the time that its code declares. Strings with ``cu`` are Python
-statements that cuda_program.py executes. The test gets the value of an expression, mostly a CUresult."""
+exact and no test waits in real time. A kernel takes the time that its code declares. Strings with ``cu`` are lines of
+Python that cuda_program.py executes. If a line is an expression, the test gets its value, mostly a CUresult."""
 
 from __future__ import annotations
 

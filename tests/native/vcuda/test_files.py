@@ -151,7 +151,7 @@ def test_empty_ledger_is_initialised(host: Host, content: bytes) -> None:
 
 
 def in_namespace(*commands: str) -> tuple:
-    """Returns words to put before a command line. They create a mount namespace, run these commands there, and then run
+    """Returns words to put before a command line. They create a mount namespace and run first ``commands`` there, then
     the command line."""
     script = "set -e; mount --make-rprivate /; " + "; ".join(commands) + '; exec "$@"'
     return ("unshare", "--mount", "sh", "-c", script, "sh")

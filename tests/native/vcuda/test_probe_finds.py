@@ -61,8 +61,8 @@ MUTANTS = {
     "pool allocation always refused": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
     "destroyed context not credited": ("context.c", CREDIT, ";", {"freed"}),
     "unseen context uncharged": ("unaccounted.c", BEYOND, "0", {"private-context"}),
-    # If one process runs alone, the library adds the missing charge later, from the usage that NVML reports for the
-    # process.
+    # The check with one process does not find this defect, because there the library adds the missing charge later,
+    # from the usage that NVML reports for the process.
     "allocation uncharged after the check": (
         "memory.c",
         ALLOCATED,

@@ -111,8 +111,8 @@ def test_environment_of_a_plugin_is_converted(env, expected):
         ("resourceCores: a.b/c", {"vgpu_resource_names": {"cores": "a.b/c"}}),
         ("resourceName: a.b/c\nresourcePriority: a.b/p",
          {"vgpu_resource_names": {"count": "a.b/c", "priority": "a.b/p"}}),
-        # HAMi gives this default memory to a pod that requests only a number of GPUs, so scheduler_plain must be set
-        # too.
+        # HAMi gives defaultMem to a pod that requests only a number of GPUs. Our scheduler does so only with
+        # scheduler_plain: default.
         ("scheduler: {defaultMem: 5000}", {"scheduler_default_memory": 5000, "scheduler_plain": "default"}),
         ("scheduler: {defaultMem: '3000'}", {"scheduler_default_memory": 3000, "scheduler_plain": "default"}),
         ("scheduler: {defaultMem: 0}", {"scheduler_default_memory": 0}),

@@ -71,8 +71,8 @@ class Answer(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """A pod whose entry in the ledger (``found``) differs from its plan (``expected``). Each is empty if the pod holds
-    nothing according to it.
+    """A pod whose entry in the ledger (``found``) differs from its plan (``expected``). ``found`` is empty without an
+    entry, ``expected`` if the plan gives the pod nothing.
     """
 
     uid: str
@@ -92,7 +92,7 @@ class Ledger:
         self._pods_of: dict[str, set[str]] = {}
         # Namespace → MiB and percent of compute that its pods hold.
         self._spaces: dict[str, list[int]] = {}
-        # Kind of GPU (its memory and equal slice) → number of such GPUs.
+        # Kind of GPU: its memory, and its slice if slices are equal → number of such GPUs.
         self._cards: Counter[Card] = Counter()
         # (number of GPUs, MiB of the largest GPU) → number of such nodes.
         self._shapes: Counter[tuple[int, int]] = Counter()
@@ -346,8 +346,9 @@ class Ledger:
         return _reasoned(self._fits(view, ask, allowed, names), view, ask, allowed)
 
     def _judge(self, ask: PodAsk, rows: np.ndarray) -> Judged:
-        """Computes results of rows (nodes) for a pod with one container. Pods with several containers are not cached,
-        because a row's result then depends on the other rows: only some rows are searched.
+        """Computes the results of rows (nodes) that the cache lacks, for a pod with one container. The cache has no
+        results for pods with several containers: for these only some rows are searched, so a row's result depends on
+        the other rows.
         """
         view = self._table.view(rows)
         allowed = placement.allowed_by(self._table, rows, view, ask)

@@ -193,8 +193,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     CUresult status;
     if (!REAL_HAS(cuCtxFromGreenCtx) || !REAL_HAS(cuGreenCtxDestroy))
         return memory_refuse("cuGreenCtxCreate");
-    /* The driver would return an existing primary context to any caller, so the hook must refuse the call if no context
-     * may be created. */
+    /* If the limits deny this process every context, refuse here: the driver would return a primary context that exists
+     * already, and so the green context would be created. */
     if (control == CONTROL_BROKEN || limits_denied())
         return memory_broken();
     /* Retain the primary context twice: for this call, and for the life of the green context. The hook of the retaining
@@ -238,8 +238,8 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
         return REAL(cuGreenCtxDestroy)(green);
     }
     CUcontext context = (CUcontext)(uintptr_t)block.owner, primary = context_primary(block.device);
-    /* Report the end while the green context is still in the table, because its timing events are read in its primary
-     * context. */
+    /* Must precede the removal from the table: the limiter reads the timing events of this context in its primary
+     * context, which it finds by the table. */
     leave(context, primary);
     block_take(&vgpu_greens, (uintptr_t)green, &block);
     CUresult status = context_end_use(block.device, block.kind - 1, end, green, false);

@@ -67,8 +67,8 @@ static void read_both(struct measure *measure, bool card)
     measure->quiet = gate_shut(device);
     if (!measure->quiet)
         return;
-    /* Even now a pool can shrink (when a stream is synchronised) and a free can end. So the figures are read again if
-     * the charge has changed. */
+    /* Although no hook allocates or frees now, the driver can shrink a pool when a stream is synchronised, and end a
+     * free that was queued in a stream. So the figures are read again if the charge has changed. */
     for (int again = 0; again < 8; again++) {
         EVENT(reclaim, false);
         measure->frees = gate_frees(device);
@@ -182,8 +182,8 @@ uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card)
     if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
         !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2) || !middle(context, ordinal, &size, &unanimous))
         return card;
-    /* `card` is the size of the context by the card's figures; 0: unknown. A process's first context costs at least as
-     * much as a second one (`size`), and at most twice as much. Outside this range, or if the samples differ, other
-     * containers allocated or freed meanwhile, so `size` is returned. */
+    /* `card` is the size of this first context of the process by the card's figures (0: unknown), `size` that of a
+     * second one, made to compare. A first context costs at least as much as a second one, and at most twice as much.
+     * Outside this range, or if the samples differ, `card` is wrong: other containers allocated or freed. */
     return unanimous && card >= (uint64_t)size && card <= 2 * (uint64_t)size ? card : (uint64_t)size;
 }

@@ -45,7 +45,7 @@ enum form {
 };
 /* Classifies the name of an exported symbol. */
 enum form form_of(const char *symbol);
-/* Does the same for a name that a program passed to cuGetProcAddress. The function must not be a hooked one. */
+/* Does the same for a name that a program passed to cuGetProcAddress. Not for names of hooked functions. */
 enum form form_of_name(const char *name);
 /* True if the program or one of its libraries was linked against an unknown version of a hooked function when the
  * driver was found. No hook sees calls of such a function. */

@@ -56,7 +56,8 @@ EXPORT void vgpu_watch_loader(const char *function);
 #define watch_loader(function) ((void)0)
 #endif
 
-/* A futex lock: it needs no pthread symbols of a new glibc, and a forked child may simply set it to 0. */
+/* A lock on a futex instead of a pthread mutex: so the library also loads with an old glibc, and a forked child may
+ * simply set the word to 0. */
 struct lock {
     _Atomic uint32_t word;
 };
@@ -135,8 +136,8 @@ static inline uint64_t limits_card(const char *uuid)
 }
 /*
  * Returns the container's percentage of SM time, 1 to 99; 0: no limit. This and the next four functions return the
- * values of the last read of the limits file, so they are cheap. Every hook checks the file on entry. A thread of the
- * library calls no hook, so it must call limits_control() to see a live change.
+ * values of the last read of the limits file, so they are cheap. Every hook calls limits_control() on entry, which
+ * reads a changed file again. A thread of the library itself calls no hook, so it must call limits_control() before.
  */
 unsigned limits_sm_percent(const char *uuid, int nvml_index);
 /* Returns true if the environment sets a lower percentage than the limits file. */

@@ -129,7 +129,7 @@ def ground(node):
 def test_burst_memory_is_used_and_returned(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)
-    assert here.mib(one) == [12000], "a program may read the memory size only once, so the first limit is the highest"
+    assert here.mib(one) == [12000], "some programs read the memory size only once, so the first limit is the highest"
     plain = here.comes(1, 3360)
     assert here.mib(one, plain) == [12000, 3360]
     # Only 1000 of the 12000 MiB are in use. The new pod gets its promised memory before it starts.

@@ -39,9 +39,9 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
     hosts += [host for inside, host, _read_only in files.old_mounts(record) if inside != OLD_LIBRARY]
     share = files.folder(record.id) / "ro"
     hosts += [str(one) for one in (*share.iterdir(), *(files.folder(record.id) / "root").iterdir())]
-    # The sum counts inodes: 4 of the read-only folder, the root folder and two mount points, 2 of the limits file and
-    # the GPU page (the file with the permitted compute time), which have two names but one inode each, 2 of the files
-    # that the container writes, 2 of the mount points of the written files, 2 of the preload files.
+    # The sum counts inodes. 4: the read-only folder, the root folder and two mount points. 2: the limits file and the
+    # GPU page (the file with the permitted compute time), each with two names. 2: the files that the container writes.
+    # 2: the mount points of these files. 2: the preload files.
     assert len({os.stat(host).st_ino for host in hosts}) == 4 + 2 + 2 + 2 + 2
     assert {os.stat(host).st_ino for host in hosts} == set(labelled)
 

@@ -116,8 +116,8 @@ def _of_kubeconfig(path: Path, config: Any) -> Access:
 
 
 def _named(path: Path, config: Any, many: str, one: str, holder: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry of the list ``many`` that ``holder`` names. ``holder`` is the current context, or for the list
-    of contexts the kubeconfig itself.
+    """Returns the entry of the list ``many`` (clusters, users or contexts) whose name is in ``holder``: in the current
+    context for clusters and users, in the kubeconfig itself for contexts.
     """
     wanted = holder.get("current-context" if one == "context" else one)
     entries = config.get(many) if isinstance(config, dict) else None

@@ -73,8 +73,8 @@ class ConfigChoice:
         return self.load("")
 
     def first_pieces(self, gpus: list[Gpu], settings: Settings) -> tuple[Settings, list[Piece]]:
-        """Returns the settings for the start and the slices of the GPUs under them. Uses node.yaml if the named file
-        does not fit the GPUs. Raises Fatal.
+        """Returns the settings to start with, and the slices that the GPUs have with them: ``settings``, or those of
+        node.yaml if ``settings`` do not fit the GPUs. Raises Fatal.
         """
         try:
             return settings, node_settings.make_slices(gpus, settings)
