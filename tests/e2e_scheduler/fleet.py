@@ -19,6 +19,7 @@ import yaml
 from kubebox.api import ApiError
 from kubebox.cluster import PODS, SERVER, Cluster
 from kubebox.process import Service, until
+from relay import Relay
 from vgpu_plugin._shared.kube import scheduler_manifests
 from vgpu_plugin._shared.kube.scheduler_desired import NAME, Desired
 from vgpu_plugin._shared.pods import annotations as pod_annotations
@@ -27,10 +28,9 @@ from vgpu_plugin._shared.pods.annotations import NodeGpu
 NODES = "/api/v1/nodes"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
-# Seconds within which a waiting pod must be bound after other pods have freed what it needs. On a busy machine the
-# kube-scheduler may ask the extender before the extender's watch shows the change. It then retries the pod after 60 to
-# 90 s (kube_options).
-FREED_S = 150.0
+# Seconds within which a waiting pod must be bound after other pods have freed what it needs. This is less than the
+# 60 to 90 s after which the kube-scheduler tries a refused pod again without a change in the cluster (kube_options).
+FREED_S = 45.0
 
 
 def container(name: str, limits: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -156,11 +156,26 @@ class Fleet:
         """Runs both programs with another configuration file inside the context."""
         path = self.cluster.folder / "other-config.yaml"
         path.write_text(yaml.safe_dump(config))
+        with self.restarted(f"--config={path}"):
+            yield
+
+    @contextmanager
+    def late(self, seconds: float) -> Iterator[None]:
+        """Inside the context both programs, but not the kube-schedulers, get everything from the API server later."""
+        with Relay(SERVER, seconds) as relay:
+            path = self.cluster.folder / "late.conf"
+            path.write_text(self.kubeconfig.read_text().replace(SERVER, relay.url))
+            with self.restarted(f"--kubeconfig={path}"):
+                yield
+
+    @contextmanager
+    def restarted(self, option: str) -> Iterator[None]:
+        """Runs both programs with one more option inside the context."""
         plain = [one.ours.command for one in self.replicas]
         try:
             for one in self.replicas:
                 one.ours.stop()
-                one.ours.command = [*one.ours.command, f"--config={path}"]
+                one.ours.command = [*one.ours.command, option]
                 one.ours.start()
             until(self.serves, "listening webhook and extenders")
             yield

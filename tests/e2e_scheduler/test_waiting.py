@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from fleet import NODES, QUOTAS
+from fleet import FREED_S, NODES, QUOTAS
 from kubebox.cluster import PODS, SERVER
 from kubebox.process import until
 from vgpu_plugin._shared.pods import annotations as pod_annotations
@@ -99,6 +99,25 @@ def test_events_and_vgpuctl_explain_a_waiting_pod(fleet, reader):
     held = vgpuctl(fleet, "on-a", NOBODY)
     assert "12000 MiB" in held and f"on {fleet.node_of('on-a')}" in held and "GPU-" in held, held
     assert "exit 1" in vgpuctl(fleet, "nobody", NOBODY)
+
+
+def test_freed_room_is_used_at_once_although_the_watch_is_late(fleet):
+    """When a pod has ended, the kube-scheduler asks again for the waiting pod, here always before vgpu-scheduler sees
+    that end.
+    """
+    with fleet.late(0.1):
+        fleet.node("a", 1)
+        fleet.pod("p0", {GPU: 1, MEM: 12000})
+        fleet.bound("p0")
+        for n in (1, 2, 3):
+            fleet.pod(f"p{n}", {GPU: 1, MEM: 12000})
+            fleet.waits(f"p{n}")
+            # After this pause the kube-scheduler delays no retry of the pod.
+            fleet.pause(3)
+            fleet.delete(f"p{n - 1}")
+            fleet.bound(f"p{n}", FREED_S)
+        assert sum(fleet.metric(one, "late_watch_total") for one in fleet.replicas) > 0
+    assert fleet.faults() == []
 
 
 def test_a_pod_is_retried_within_a_minute_of_an_unseen_change(fleet):

@@ -119,7 +119,9 @@ class Cluster:
             for fault in faults:
                 log.warning("node %s: %s", name, fault)
         try:
-            self._ledger.set_node(name, pod_annotations.read_gpus(text), pod_annotations.read_topology(text), labels)
+            gpus, topology = pod_annotations.read_gpus(text), pod_annotations.read_topology(text)
+            if self._ledger.set_node(name, gpus, topology, labels):
+                self._extender.late_watch.tell()
             self._faulty.pop(name, None)
         except PlanError as fault:
             self._faulty[name] = text
@@ -151,7 +153,10 @@ class Cluster:
             self.confirmed.discard(uid)
             self.unplanned.pop(uid, None)
             self._extender.bound_at.pop(uid, None)
-            return "surplus" if self._ledger.release(uid) else ""
+            released = self._ledger.release(uid)
+            # Also without an entry in the ledger the pod's end may have made room in a quota.
+            self._extender.late_watch.tell()
+            return "surplus" if released else ""
         if not pod.spec.nodeName:
             self._wait(pod)
             return ""

@@ -21,6 +21,7 @@ from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, read
 
 from . import wire
 from .api import ApiError, Unknown
+from .late_watch import LateWatch
 from .ledger import Ledger, NoRoom
 from .preemption import Preemption
 from .quota import Demand, Quotas
@@ -53,6 +54,18 @@ class Asks(NamedTuple):
     runtime_class: str
 
 
+class Filtered(NamedTuple):
+    """The result of a filter call. ``ask``: the pod's requests if no node has room for them. ``reason``: why, if the
+    ledger does not know it. ``short``: nodes on which the end of other pods may make room; None if the quota is used
+    up.
+    """
+
+    result: wire.FilterResult
+    ask: PodAsk | None = None
+    reason: str = ""
+    short: list[str] | None = None
+
+
 class Extender:
     def __init__(
         self,
@@ -70,6 +83,7 @@ class Extender:
         self.quotas = Quotas(self.config, ledger)
         self.classes = RuntimeClasses(handlers)
         self.waiting = WaitingPods(api, ledger)
+        self.late_watch = LateWatch()
         self.preemption = Preemption(ledger)
         self.shortages = Shortages(api, self.preemption, self.quotas, self._may_write)
         # Uid → parsed requests of a waiting pod.
@@ -83,32 +97,56 @@ class Extender:
         outcomes = ("bound", "refused", "failed", "uncertain", "lost_race", "over_quota")
         self.counts: dict[str, int] = dict.fromkeys(outcomes, 0)
 
+    async def filter_with_news(self, args: wire.ExtenderArgs) -> wire.FilterResult:
+        """Answers as ``filter``. If no node has room, waits a moment for a watch that may be late, and tries again
+        after each change that it shows.
+        """
+        found = self._filter(args)
+        if found.ask is not None:
+            until = self.late_watch.until()
+            while found.ask is not None and await self.late_watch.news(until):
+                found = self._filter(args)
+            self.late_watch.helped += found.ask is None
+        self._note(args, found)
+        return found.result
+
     def filter(self, args: wire.ExtenderArgs) -> wire.FilterResult:
+        found = self._filter(args)
+        self._note(args, found)
+        return found.result
+
+    def _filter(self, args: wire.ExtenderArgs) -> Filtered:
         if args.NodeNames is None:
             text = "expected NodeNames, found Nodes or nothing; set nodeCacheCapable: true for this extender"
-            return wire.FilterResult(Error=text)
+            return Filtered(wire.FilterResult(Error=text))
         try:
             ask = self._read(args.Pod)
         except DialectError as fault:
             # No node can ever fit this pod. The result is not an Error, because the kube-scheduler would repeat the
             # call for ever.
-            return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, str(fault)))
+            return Filtered(wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, str(fault))))
         if not ask.wants_gpus:
-            return wire.FilterResult(args.NodeNames)
+            return Filtered(wire.FilterResult(args.NodeNames))
         over = self.quotas.fits(namespace_of(args.Pod), ask)
         if over:
-            self._waits(args, ask, over)
-            return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, over))
+            return Filtered(wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, over)), ask, over)
         with self.preemption.kept(uid_of(args.Pod), priority_of(args.Pod), args.NodeNames) as kept:
             answer = self.ledger.filter(ask, args.NodeNames)
         fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
-        if not fits:
-            # The event on the pod is composed later from the ledger, which does not know what is reserved for a
-            # preemption and would report that there is room. So the reason KEPT is passed on here.
-            self._waits(args, ask, KEPT if answer.fits else "")
-            self._short(args, ask, [name for name in answer.failed if name not in kept])
-        return wire.FilterResult(fits, failed, answer.never)
+        result = wire.FilterResult(fits, failed, answer.never)
+        if fits:
+            return Filtered(result)
+        # The event on the pod is composed later from the ledger, which does not know what is reserved for a preemption
+        # and would report that there is room. So the reason KEPT is passed on here.
+        return Filtered(result, ask, KEPT if answer.fits else "", [name for name in answer.failed if name not in kept])
+
+    def _note(self, args: wire.ExtenderArgs, found: Filtered) -> None:
+        """Enters a pod without room for an event and, if the end of other pods may help, for a preemption."""
+        if found.ask is not None:
+            self._waits(args, found.ask, found.reason)
+            if found.short is not None:
+                self._short(args, found.ask, found.short)
 
     def prioritize(self, args: wire.ExtenderArgs) -> list[wire.HostPriority]:
         names = args.NodeNames or []

@@ -25,6 +25,7 @@ TYPES = {
     "vgpu_scheduler_binds_total": ("counter", "Attempts to bind a pod, by outcome."),
     "vgpu_scheduler_drift_total": ("counter", "Differences found to the objects of the API server, by kind."),
     "vgpu_scheduler_waiting_events_total": ("counter", "Events that report why a pod waits."),
+    "vgpu_scheduler_late_watch_total": ("counter", "Filter calls that found room only after a wait for the watch."),
     "vgpu_scheduler_evicted_pods_total": ("counter", "Pods evicted because only memory or compute was short."),
     "vgpu_scheduler_unplanned_pods": ("gauge", "Pods that use GPUs of a node without a plan of the scheduler."),
     "vgpu_scheduler_uncertain_binds": ("gauge", "Binds whose outcome is not known yet."),
@@ -86,6 +87,7 @@ def render(
     for kind, count in cluster.drift.items():
         add("vgpu_scheduler_drift_total", count, kind=kind)
     add("vgpu_scheduler_waiting_events_total", extender.waiting.events)
+    add("vgpu_scheduler_late_watch_total", extender.late_watch.helped)
     add("vgpu_scheduler_evicted_pods_total", extender.shortages.evicted)
     for outcome, count in cluster.resizing.counts.items():
         add("vgpu_scheduler_resizes_total", count, outcome=outcome)

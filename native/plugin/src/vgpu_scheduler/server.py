@@ -126,7 +126,7 @@ class Service:
             # The call gets an error, which the kube-scheduler retries soon. The answer "no node has GPUs" would make
             # the pod wait until a node changes.
             return answer(wire.FilterResult(Error="nodes and pods are being listed; trying again"))
-        return answer(self._extender.filter(await body(request, wire.ExtenderArgs)))
+        return answer(await self._extender.filter_with_news(await body(request, wire.ExtenderArgs)))
 
     async def _prioritize(self, request: web.Request) -> web.Response:
         return answer(self._extender.prioritize(await body(request, wire.ExtenderArgs)))
