@@ -6,54 +6,92 @@ waits a moment for the watch, and all calls together wait for only a small part 
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
+from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_scheduler import late_watch
 from vgpu_scheduler.late_watch import BURST, LAG, PART, LateWatch
 
 from .samples import node
-from .test_quota import MEM
+from .test_quota import MEM, quota_object, quota_path
 from .test_service import node_object, pod_object, pod_path, world
-from .test_waits import quota_object, quota_path
+
+FIRST = pod_path("first")
 
 
-def delete(double):
-    double.remove(pod_path("first"))
+def changed(double, **more):
+    """Changes fields of the first pod's metadata, spec or status."""
+    found = double.objects[FIRST]
+    double.put(FIRST, {**found, **{key: {**found[key], **value} for key, value in more.items()}})
 
 
-def end(double):
-    double.put(pod_path("first"), {**double.objects[pod_path("first")], "status": {"phase": "Succeeded"}})
+def delete(double, _one):
+    double.remove(FIRST)
 
 
-def add_node(double):
+def end(double, _one):
+    changed(double, status={"phase": "Succeeded"})
+
+
+def shrink(double, _one):
+    annotations = double.objects[FIRST]["metadata"]["annotations"]
+    (part,) = pod_annotations.read_plan(annotations[pod_annotations.PLAN])
+    smaller = part._replace(devices=(part.devices[0]._replace(memory_mib=4000),))
+    changed(
+        double, metadata={"annotations": {**annotations, pod_annotations.GIVEN: pod_annotations.write_plan([smaller])}}
+    )
+
+
+def add_node(double, _one):
     double.put("/api/v1/nodes/n1", node_object("n1", node("n1", 1)))
 
 
-def add_gpu(double):
+def add_gpu(double, _one):
     double.put("/api/v1/nodes/n0", node_object("n0", node("n0", 2)))
 
 
-# Columns: MiB of the waiting pod; limit of the namespace's quota; the change; the node that has room then.
+def withdraw(double, _one):
+    changed(double, status={"nominatedNodeName": ""})
+
+
+def list_again(double, one):
+    """The watch misses the pod's end, and a list shows it."""
+    double.silent = True
+    double.remove(FIRST)
+    one.cluster.pods.list_again()
+
+
+# Columns: MiB of the waiting pod; limit of the namespace's quota; the change; the node that has room then. Before the
+# change the first pod holds 12000 MiB of the only GPU. In the rows with nominated it is not bound, but nominated.
 CHANGES = [
-    (8000, "", delete, "n0"),
-    (8000, "", end, "n0"),
-    (8000, "", add_node, "n1"),
-    (8000, "", add_gpu, "n0"),
-    (3000, "13000", delete, "n0"),
-    (3000, "13000", end, "n0"),
+    (8000, "", "bound", delete, "n0"),
+    (8000, "", "bound", end, "n0"),
+    (8000, "", "bound", shrink, "n0"),
+    (8000, "", "bound", list_again, "n0"),
+    (8000, "", "bound", add_node, "n1"),
+    (8000, "", "bound", add_gpu, "n0"),
+    (8000, "", "nominated", delete, "n0"),
+    (8000, "", "nominated", withdraw, "n0"),
+    (3000, "13000", "bound", delete, "n0"),
+    (3000, "13000", "bound", end, "n0"),
 ]
 
 
-@pytest.mark.parametrize(("memory", "hard", "change", "where"), CHANGES)
-def test_call_that_comes_before_the_watch_finds_the_room(monkeypatch, memory, hard, change, where):
+@pytest.mark.parametrize(("memory", "hard", "state", "change", "where"), CHANGES)
+def test_call_that_comes_before_the_watch_finds_the_room(monkeypatch, memory, hard, state, change, where):
     """The filter call is sent before the change, as if the kube-scheduler had seen the change first."""
     monkeypatch.setattr(late_watch, "LAG", 60.0)
 
     async def go():
         async with world(nodes=1, gpus=1) as (double, one, names):
             task = asyncio.create_task(one.extender.waiting.run())
-            first = double.put(pod_path("first"), pod_object("first", memory=12000))
-            assert (await one.schedule(first, names))[1] == ""
+            first = double.put(FIRST, pod_object("first", memory=12000, priority=10))
+            if state == "bound":
+                assert (await one.schedule(first, names))[1] == ""
+            else:
+                changed(double, status={"nominatedNodeName": "n0"})
+                await one.until(lambda: one.extender.preemption.comes("uid-first"))
             if hard:
                 double.put(quota_path(), quota_object({MEM: hard}))
                 await one.until(lambda: list(one.extender.quotas.namespaces))
@@ -61,12 +99,29 @@ def test_call_that_comes_before_the_watch_finds_the_room(monkeypatch, memory, ha
             call = asyncio.create_task(one.verb("filter", {"Pod": waits, "NodeNames": ["n0", "n1"]}))
             await asyncio.sleep(0.3)
             assert not call.done()
-            change(double)
-            assert (await call)[1]["NodeNames"] == [where]
+            change(double, one)
+            async with asyncio.timeout(30):
+                assert (await call)[1]["NodeNames"] == [where]
             assert "vgpu_scheduler_late_watch_total 1" in (await one.get("/metrics"))[1]
             # The pod did not wait, so no event says so.
             assert not one.extender.waiting._due and not double.of("events")
             task.cancel()
+
+    asyncio.run(go())
+
+
+def test_pod_that_is_deleted_during_the_call_is_not_entered_again(monkeypatch):
+    monkeypatch.setattr(late_watch, "LAG", 1.0)
+
+    async def go():
+        async with world(nodes=1, gpus=1) as (double, one, names):
+            waits = double.put(pod_path("waits"), pod_object("waits", memory=99000))
+            call = asyncio.create_task(one.verb("filter", {"Pod": waits, "NodeNames": names}))
+            await asyncio.sleep(0.3)
+            double.remove(pod_path("waits"))
+            assert (await call)[1]["NodeNames"] == []
+            extender = one.extender
+            assert not extender.waiting._due and not extender.shortages._due and not extender._waiting
 
     asyncio.run(go())
 
@@ -130,25 +185,56 @@ async def vain(watch, clock):
     return waited
 
 
-def test_calls_wait_for_a_small_part_of_the_time(monkeypatch):
-    """With PART 0.2 and BURST 1 s, calls that come without a pause may wait six times 0.25 s, and then a fifth of the
-    time."""
+@pytest.fixture
+def clock(monkeypatch):
+    """Returns a clock that only the test moves; a wait takes 2 ms of real time."""
     real = asyncio.timeout
-    monkeypatch.setattr(late_watch.asyncio, "timeout", lambda seconds: real(0.002 * (seconds > 0)))
+    monkeypatch.setattr(late_watch.asyncio, "timeout", lambda _seconds: real(0.002))
+    return Clock()
 
+
+# Columns: seconds between the end of a call and the next one; seconds that each of the first calls waits.
+PAUSES = [
+    # The calls that follow one change: only the first waits.
+    (0.0, [LAG, 0, 0, 0, 0, 0, 0, 0]),
+    (0.06, [LAG, 0, 0, 0, 0, LAG, 0, 0]),
+    # After a pause each call waits until BURST is used up.
+    (0.35, [LAG] * 8 + [0, LAG, 0, 0, LAG]),
+    (1.1, [LAG] * 20),
+]
+
+
+@pytest.mark.parametrize(("pause", "expected"), PAUSES)
+def test_calls_wait_for_a_small_part_of_the_time(clock, pause, expected):
     async def go():
-        clock = Clock()
         watch = LateWatch(clock)
-        first = [await vain(watch, clock) for _each in range(10)]
-        assert first == [LAG] * 6 + [0.0] * 4
+        found = []
+        for _each in expected:
+            found.append(await vain(watch, clock))
+            clock.time += pause
+        assert found == pytest.approx(expected)
+        # In the long run PART is the limit, and after a quiet time the same calls may wait again.
         began, waited = clock.time, 0.0
         while clock.time < began + 60:
             waited += await vain(watch, clock)
-            clock.time += 0.01
-        assert 0.9 * PART * 60 <= waited <= PART * 60 + LAG
-        # After a quiet time the whole burst is allowed again, and no more than that.
+            clock.time += pause or 0.01
+        assert 0.9 * PART * 60 <= waited <= PART * 60 + BURST + LAG
         clock.time += 1000
-        again = [await vain(watch, clock) for _each in range(10)]
-        assert again == first and sum(again) <= BURST / (1 - PART) + LAG
+        assert await vain(watch, clock) == LAG
+
+    asyncio.run(go())
+
+
+def test_news_at_the_end_of_the_time_counts():
+    """The loop is blocked beyond the end of the time, and then the news and the end come together."""
+
+    async def go():
+        watch = LateWatch()
+        call = asyncio.create_task(watch.news(watch.until()))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        loop.call_at(loop.time() + LAG, watch.tell)
+        time.sleep(LAG + 0.1)
+        assert await call
 
     asyncio.run(go())

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from vgpu_plugin._shared.config.kinds import Finding
@@ -61,11 +62,11 @@ class Cluster:
         # Node → faults in its labels for the GPU policy and GPU sharing, so that each fault is logged once.
         self._label_faults: dict[str, list[Finding]] = {}
         nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
-        self.nodes = Reflector(api, nodes, self.all_nodes, self.node, resync)
+        self.nodes = Reflector(api, nodes, self._told(self.all_nodes), self._told(self.node), resync)
         # Pods are selected by scheduler name and not by a label, because a user could change a label.
         ours = {"fieldSelector": f"spec.schedulerName={scheduler_name}"}
         pods = Kind("/api/v1/pods", wire.Pod, wire.PodList, ours, wire.lean)
-        self.pods = Reflector(api, pods, self.all_pods, self.pod, resync)
+        self.pods = Reflector(api, pods, self._told(self.all_pods), self._told(self.pod), resync)
         quotas = Kind("/api/v1/resourcequotas", wire.Quota, wire.QuotaList)
         self.quotas = Reflector(api, quotas, extender.quotas.enter_all, extender.quotas.enter, resync)
         classes = Kind("/apis/node.k8s.io/v1/runtimeclasses", wire.RuntimeClass, wire.RuntimeClassList)
@@ -86,6 +87,15 @@ class Cluster:
             group.create_task(self._every(1.0, self.clear_up))
             group.create_task(self._every(2.0, self.repair))
             group.create_task(self._every(1.0, self.resize))
+
+    def _told(self, handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
+        """Returns the handler of a watch, followed by the news for filter calls that found no room."""
+
+        def handle(first: Any, second: Any) -> None:
+            handler(first, second)
+            self._extender.late_watch.tell()
+
+        return handle
 
     # --- nodes
 
@@ -119,9 +129,7 @@ class Cluster:
             for fault in faults:
                 log.warning("node %s: %s", name, fault)
         try:
-            gpus, topology = pod_annotations.read_gpus(text), pod_annotations.read_topology(text)
-            if self._ledger.set_node(name, gpus, topology, labels):
-                self._extender.late_watch.tell()
+            self._ledger.set_node(name, pod_annotations.read_gpus(text), pod_annotations.read_topology(text), labels)
             self._faulty.pop(name, None)
         except PlanError as fault:
             self._faulty[name] = text
@@ -153,10 +161,7 @@ class Cluster:
             self.confirmed.discard(uid)
             self.unplanned.pop(uid, None)
             self._extender.bound_at.pop(uid, None)
-            released = self._ledger.release(uid)
-            # Also without an entry in the ledger the pod's end may have made room in a quota.
-            self._extender.late_watch.tell()
-            return "surplus" if released else ""
+            return "surplus" if self._ledger.release(uid) else ""
         if not pod.spec.nodeName:
             self._wait(pod)
             return ""

@@ -101,13 +101,19 @@ class Extender:
         """Answers as ``filter``. If no node has room, waits a moment for a watch that may be late, and tries again
         after each change that it shows.
         """
+        uid = uid_of(args.Pod)
         found = self._filter(args)
-        if found.ask is not None:
-            until = self.late_watch.until()
-            while found.ask is not None and await self.late_watch.news(until):
-                found = self._filter(args)
-            self.late_watch.helped += found.ask is None
-        self._note(args, found)
+        if found.ask is None:
+            return found.result
+        known, until = self._waiting.get(uid), self.late_watch.until()
+        while found.ask is not None and await self.late_watch.news(until):
+            found = self._filter(args)
+        self.late_watch.helped += found.ask is None
+        if self._waiting.get(uid) is known:
+            self._note(args, found)
+        else:
+            # The pod is gone, or another call has bound it. It must not be entered again.
+            self._waiting.pop(uid, None)
         return found.result
 
     def filter(self, args: wire.ExtenderArgs) -> wire.FilterResult:
