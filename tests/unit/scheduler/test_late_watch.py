@@ -233,7 +233,7 @@ def test_news_at_the_end_of_the_time_counts():
         call = asyncio.create_task(watch.news(watch.until()))
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
-        loop.call_at(loop.time() + LAG, watch.tell)
+        loop.call_at(loop.time() + LAG, watch.report)
         time.sleep(LAG + 0.1)
         assert await call
 

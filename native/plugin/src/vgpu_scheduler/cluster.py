@@ -62,11 +62,11 @@ class Cluster:
         # Node → faults in its labels for the GPU policy and GPU sharing, so that each fault is logged once.
         self._label_faults: dict[str, list[Finding]] = {}
         nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
-        self.nodes = Reflector(api, nodes, self._told(self.all_nodes), self._told(self.node), resync)
+        self.nodes = Reflector(api, nodes, self._with_news(self.all_nodes), self._with_news(self.node), resync)
         # Pods are selected by scheduler name and not by a label, because a user could change a label.
         ours = {"fieldSelector": f"spec.schedulerName={scheduler_name}"}
         pods = Kind("/api/v1/pods", wire.Pod, wire.PodList, ours, wire.lean)
-        self.pods = Reflector(api, pods, self._told(self.all_pods), self._told(self.pod), resync)
+        self.pods = Reflector(api, pods, self._with_news(self.all_pods), self._with_news(self.pod), resync)
         quotas = Kind("/api/v1/resourcequotas", wire.Quota, wire.QuotaList)
         self.quotas = Reflector(api, quotas, extender.quotas.enter_all, extender.quotas.enter, resync)
         classes = Kind("/apis/node.k8s.io/v1/runtimeclasses", wire.RuntimeClass, wire.RuntimeClassList)
@@ -88,12 +88,12 @@ class Cluster:
             group.create_task(self._every(2.0, self.repair))
             group.create_task(self._every(1.0, self.resize))
 
-    def _told(self, handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
+    def _with_news(self, handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
         """Returns the handler of a watch, followed by the news for filter calls that found no room."""
 
         def handle(first: Any, second: Any) -> None:
             handler(first, second)
-            self._extender.late_watch.tell()
+            self._extender.late_watch.report()
 
         return handle
 

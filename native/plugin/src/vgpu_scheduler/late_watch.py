@@ -31,7 +31,7 @@ class LateWatch:
         # Number of calls that found room because they waited.
         self.helped = 0
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Says that a watch has shown a change of a pod or a node."""
         self._news.set()
 
