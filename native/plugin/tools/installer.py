@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 
 OLDEST_PYTHON = (3, 11)
@@ -50,9 +49,10 @@ def main() -> int:
                 print(f"{target} is there")
                 return 0
             shutil.rmtree(target, ignore_errors=True)
-            with tempfile.TemporaryDirectory() as scratch:
-                archive.extractall(scratch)
-                install(target, scratch)
+            # The wheels are unpacked below the version's folder, so that the next run removes what a killed one left.
+            scratch = os.path.join(target, ".unpacked")
+            archive.extractall(scratch)
+            install(target, scratch)
         except (StepFailed, OSError) as fault:
             # A partial installation is useless and must not fill the disk, so it is removed.
             reason = full(given.root)
@@ -74,6 +74,7 @@ def install(target: str, scratch: str) -> None:
     run([*pip, *offline, "-r", os.path.join(scratch, "requirements.txt")], "pip")
     isolate(os.path.join(target, "bin"))
     complete(target)
+    shutil.rmtree(scratch)
     with open(os.path.join(target, ".complete"), "w"):
         pass
 

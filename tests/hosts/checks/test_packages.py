@@ -60,6 +60,11 @@ def state(node: Node) -> set[str]:
     return {*files.splitlines(), *node.run("dpkg-query", "-W", "-f", "${Package} ${Status} ${Version}\n").splitlines()}
 
 
+def packages(node: Node) -> set[str]:
+    lines = node.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n").splitlines()
+    return {line.split()[0] for line in lines if not line.endswith(" not-installed")}
+
+
 def signed(node: Node, folder: Path) -> dict[str, str]:
     """Signs the repository with a key; returns the public texts of this key and of a second key."""
     keys = {}
@@ -337,6 +342,7 @@ def killed_apt(node: Node) -> None:
 
 @pytest.mark.parametrize("spoil", [interrupted_unpack, killed_apt])
 def test_a_run_repairs_an_interrupted_apt(node: Node, tmp_path: Path, spoil: Callable[[Node], None]) -> None:
+    before = packages(node)
     spoil(node)
     assert node.run("dpkg", "--audit").strip(), (
         "the interruption left no unfinished package, so this test proves nothing; run it again"
@@ -348,9 +354,11 @@ def test_a_run_repairs_an_interrupted_apt(node: Node, tmp_path: Path, spoil: Cal
     again = role(DRIVER, tmp_path)
     assert "changed=0" in again.stdout
     role(DRIVER, tmp_path, nvidia_driver_state="absent")
-    node.shell(
-        "DEBIAN_FRONTEND=noninteractive apt-get -qq -y purge --auto-remove docker.io libnvidia-container1 || true"
-    )
+    # A killed apt has not recorded which packages it installed as dependencies, so autoremove could leave them. With a
+    # containerd left here, the next test's role would find another engine.
+    left = " ".join(sorted(packages(node) - before))
+    node.shell(f"DEBIAN_FRONTEND=noninteractive apt-get -qq -y purge {left}")
+    assert packages(node) == before
 
 
 def heal(node: Node, tmp_path: Path, before: tuple[str, str]) -> None:
