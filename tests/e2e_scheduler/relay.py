@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relays connections to the API server and delays what the server sends, as a slow network does."""
+"""Relays connections to a server and delays what the server sends, as a slow network does."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ import statistics
 import threading
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from kubebox.cluster import PODS
 from kubebox.process import NeverCame, Service, until
+from relay import Relay
 from vgpu_plugin._shared.kube import scheduler_manifests
 
 NODES, COUNT, ROUNDS = (int(word) for word in os.environ.get("VGPU_RATE", "200,300,3").split(","))
@@ -33,7 +33,7 @@ NODES, COUNT, ROUNDS = (int(word) for word in os.environ.get("VGPU_RATE", "200,3
 # REQUESTS: most requests to the API server per pod that the extender's program may send.
 SHARE, SHARE_UNLIMITED, REQUESTS = 0.8, 0.2, 3.0
 UNLIMITED = {"qps": 5000, "burst": 10000}
-# Seconds by which the relay of the negative control delays each response of the extender.
+# Seconds by which the negative control's relay delays what the extender sends.
 DELAY = 0.15
 
 
@@ -77,32 +77,6 @@ class Bound:
         return (high - low) / (times[high] - times[low])
 
 
-def relay(port):
-    """Starts the negative control: an HTTP server that relays to the extender and delays each response by DELAY s."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            time.sleep(DELAY)
-            inner = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-            inner.request("POST", self.path, body)
-            answer = inner.getresponse()
-            text = answer.read()
-            self.send_response(answer.status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_about):
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
 @pytest.fixture
 def schedulers(fleet):
     """Returns name → stopped kube-scheduler. They differ only in the extender and in the request limit of their client.
@@ -113,8 +87,8 @@ def schedulers(fleet):
     for one in fleet.replicas:
         one.kube.stop()
     fleet.replicas[1].ours.stop()
-    slow = relay(program.extender)
-    with_us, with_control = f"127.0.0.1:{program.extender}", f"127.0.0.1:{slow.server_address[1]}"
+    slow = Relay(f"http://127.0.0.1:{program.extender}", DELAY)
+    with_us, with_control = f"127.0.0.1:{program.extender}", slow.url.removeprefix("http://")
     extenders = {
         "stock": "",
         "ours": with_us,
@@ -135,8 +109,8 @@ def schedulers(fleet):
         kube = [str(fleet.cluster.programs.kubernetes / "kube-scheduler"), "--config", str(path)]
         kube += ["--bind-address", "127.0.0.1", "--secure-port", str(18950 + n)]
         services[name] = Service(f"rate-{name}", kube, fleet.cluster.logs)
-    yield services
-    slow.shutdown()
+    with slow:
+        yield services
     for service in services.values():
         service.stop()
     for one in fleet.replicas:

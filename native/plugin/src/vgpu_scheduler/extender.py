@@ -117,6 +117,7 @@ class Extender:
         return found.result
 
     def filter(self, args: wire.ExtenderArgs) -> wire.FilterResult:
+        """Answers at once, without a wait for a late watch."""
         found = self._filter(args)
         self._note(args, found)
         return found.result
