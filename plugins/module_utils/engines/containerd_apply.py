@@ -61,7 +61,7 @@ class Applier:
             self.before = text_of(self.target)
             self.after = self.before
             if record and self.before is not None:
-                self.after = containerd_text.undo(self.before, record["former"], record["ours"], self.options.desired)
+                self.after = containerd_text.undo(self.before, record, self.options.desired)
             if self.after != self.before:
                 self.changes = [f"remove NVIDIA's runtime from {self.target}"]
         else:
@@ -183,8 +183,9 @@ class Applier:
                 os.unlink(self.target)
             return
         if not self.options.absent and self.options.record:
-            former = self.load_record().get("former", self.before)
-            kept = {"target": self.target, "former": former, "ours": self.after}
+            record = self.load_record() or {"former": self.before, "exact": True}
+            exact = record.get("exact", False) and self.before in (record["former"], record.get("ours"))
+            kept = {"target": self.target, "former": record["former"], "ours": self.after, "exact": exact}
             write_text(self.options.record, json.dumps(kept, indent=1) + "\n", 0o600)
         write_text(self.target, self.after)
 

@@ -187,14 +187,18 @@ def show_template(text: str, lines: dict[str, str]) -> str:
     return "\n".join(lines.get(line, line) for line in text.split("\n"))
 
 
-def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | None:
-    """Returns the text without our changes. ``former``: the text before our change, ``ours``: the text that we wrote.
+def undo(text: str, record: dict[str, Any], desired: Desired) -> str | None:
+    """Returns the text without our changes. ``record``: ``former``, the text before our first change; ``ours``, the
+    text that we wrote last; ``exact``, whether ``ours`` has no edits of others.
 
-    If nobody has changed the file since, the result is exactly ``former``. Else only our keys are removed, and each key
-    that had a value before our change gets that value again.
+    If nobody has edited the file, the result is exactly ``former``. Else only our keys are removed, and each key that
+    had a value before our change gets that value again.
     """
-    if text == ours:
+    former, ours = record["former"], record["ours"]
+    # Version 0.2.0 did not record whether the file had been edited between its runs, so its records are not exact.
+    if record.get("exact") and text == ours:
         return former
+    text, lines = hide_template(text)
     for key in keys(ours, desired):
         if _get(ours, key) is None or _get(text, key) != _get(ours, key):
             continue
@@ -203,7 +207,9 @@ def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | No
     runtime = f"{SECTIONS[version_of(ours)]}.containerd.runtimes.{desired.name}"
     for table in (f"{runtime}.options", runtime):
         text = without_empty_table(text, table)
-    return text
+    if former is None and set(toml_text.scan(text).entries) <= {("version",)}:
+        return None
+    return show_template(text, lines)
 
 
 def without_empty_table(text: str, table: str) -> str:

@@ -13,6 +13,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_appl
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Desired
 
 MAIN = "version = 2\n"
+# An administrator's addition to the file
+MIRROR = '\n[plugins."io.containerd.grpc.v1.cri".registry]\nconfig_path = "/etc/containerd/certs.d"\n'
 
 
 @pytest.fixture
@@ -90,3 +92,40 @@ def test_a_first_change_that_fails_leaves_no_record(host):
     with pytest.raises(ConfigError):
         host().carry_out()
     assert ((host.folder / "config.toml").read_text(), (host.folder / "record.json").exists()) == (MAIN, False)
+
+
+def to_runc(text):
+    return text.replace('default_runtime_name = "nvidia"', 'default_runtime_name = "runc"')
+
+
+# columns: an administrator's edit between two runs, variables of the second run; whether a removal then restores the
+# former file byte for byte
+EDITS = [
+    (str, {"systemd_cgroup": True}, True),
+    (lambda text: text + MIRROR, {"systemd_cgroup": True}, False),
+    (lambda text: to_runc(text) + MIRROR, {}, False),
+]
+
+
+@pytest.mark.parametrize(("edit", "second", "exact"), EDITS)
+def test_edits_between_two_runs_survive_a_removal(host, edit, second, exact):
+    path = host.folder / "config.toml"
+    host().carry_out()
+    path.write_text(edit(path.read_text()))
+    host(**second).carry_out()
+    host(absent=True, **second).carry_out()
+    left = path.read_text()
+    assert (left == MAIN, left.endswith(MIRROR), "nvidia" in left) == (exact, not exact, False)
+    assert not (host.folder / "record.json").exists()
+
+
+def test_a_record_of_a_former_version_restores_no_whole_file(host):
+    path, record = host.folder / "config.toml", host.folder / "record.json"
+    host().carry_out()
+    ours = path.read_text() + MIRROR
+    path.write_text(ours)
+    # Version 0.2.0 recorded the edited text as its own and did not record the edit.
+    record.write_text(json.dumps({"target": str(path), "former": MAIN, "ours": ours}))
+    host(absent=True).carry_out()
+    assert path.read_text().endswith(MIRROR)
+    assert "nvidia" not in path.read_text()

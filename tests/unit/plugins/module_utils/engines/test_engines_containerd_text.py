@@ -100,6 +100,11 @@ def cri(text, version):
     return tomllib.loads(text)["plugins"][NAMES[version]]
 
 
+def record(former, ours):
+    """Returns the record of one run that changed the text ``former`` to ``ours``."""
+    return {"former": former, "ours": ours, "exact": True}
+
+
 @pytest.mark.parametrize(("text", "version", "cgroup"), FILES, ids=IDS)
 def test_runtime_is_added_once_and_removed_without_a_trace(text, version, cgroup):
     desired = Desired()
@@ -116,14 +121,14 @@ def test_runtime_is_added_once_and_removed_without_a_trace(text, version, cgroup
     gone = [line for line in text.splitlines() if line not in merged.splitlines()]
     assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
     assert containerd_text.merge(merged, desired) == (merged, [])
-    assert containerd_text.undo(merged, text, merged, desired) == text
+    assert containerd_text.undo(merged, record(text, merged), desired) == text
 
 
 @pytest.mark.parametrize(("text", "version", "cgroup"), FILES, ids=IDS)
 def test_undo_keeps_later_additions_of_others(text, version, cgroup):
     merged = containerd_text.merge(text, Desired())[0]
     later = merged.rstrip("\n") + '\n\n[metrics]\naddress = "127.0.0.1:1338"\n'
-    undone = tomllib.loads(containerd_text.undo(later, text, merged, Desired()))
+    undone = tomllib.loads(containerd_text.undo(later, record(text, merged), Desired()))
     assert undone.pop("metrics") == {"address": "127.0.0.1:1338"}
     before = tomllib.loads(text)
     # An empty table has no meaning in containerd, so it may stay.
@@ -245,6 +250,14 @@ def test_template_keeps_its_actions():
     plain = "\n".join(line for line in merged.splitlines() if "{{" not in line)
     assert cri(plain, 2)["containerd"]["runtimes"]["nvidia"]["options"]["BinaryName"].endswith("container-runtime")
     assert containerd_text.merge(merged, Desired()) == (merged, [])
+    undone = containerd_text.undo(merged + "# theirs\n", record(TEMPLATE, merged), Desired())
+    assert "nvidia" not in undone
+    assert [line for line in [*TEMPLATE.splitlines(), "# theirs"] if line not in undone.splitlines()] == []
+
+
+def test_undo_removes_an_own_file_that_has_only_its_version_left():
+    ours = containerd_text.drop_in(THREE, Desired())
+    assert containerd_text.undo(ours, {**record(None, ours), "exact": False}, Desired(systemd_cgroup=True)) is None
 
 
 # columns: text of the file; expected words of the refusal
