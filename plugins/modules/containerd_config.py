@@ -162,13 +162,15 @@ def main() -> None:
         module.fail_json(msg=f"{params['path']}: {fault}", target=applier.target)
     for text in applier.warnings:
         module.warn(text)
-    shown = {"before_header": applier.target, "after_header": applier.target}
     module.exit_json(
-        changed=applier.before != applier.after or applier.applied != "none",
+        changed=bool(applier.edits) or applier.applied != "none",
         plan=applier.plan(),
         target=applier.target,
         applied=applier.applied,
-        diff={**shown, "before": applier.before or "", "after": applier.after or ""},
+        diff=[
+            {"before_header": path, "after_header": path, "before": before or "", "after": after or ""}
+            for path, before, after in applier.edits
+        ],
     )
 
 

@@ -40,64 +40,77 @@ class Options(NamedTuple):
     program: str = "containerd"
 
 
+class Edit(NamedTuple):
+    """Holds the text of a file before and after the change; None: no file."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
 class Applier:
     """Configures containerd in one run. After ``prepare`` the attributes hold the report: what changes, and why."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.target = options.path
-        self.before: str | None = None
-        self.after: str | None = None
+        self.edits: list[Edit] = []
         self.changes: list[str] = []
         self.applied = "none"
         self.warnings: list[str] = []
 
     def prepare(self, check_mode: bool = False) -> None:
-        daemon = self.version()
-        main = text_of(self.options.path)
-        record = self.load_record()
         if self.options.absent:
-            self.target = str(record.get("target") or self.options.path)
-            self.before = text_of(self.target)
-            self.after = self.before
-            if record and self.before is not None:
-                self.after = containerd_text.undo(self.before, record, self.options.desired)
-            if self.after != self.before:
-                self.changes = [f"remove NVIDIA's runtime from {self.target}"]
+            self.prepare_removal()
         else:
-            base = main if main is not None else containerd_text.fresh(daemon, self.options.desired)
-            found = containerd_text.problems(base, daemon)
-            if found:
-                raise ConfigError("nothing was written to {}: {}".format(self.options.path, "; ".join(found)))
-            self.target = containerd_text.place(self.options.path, base)
-            self.before = text_of(self.target)
-            if self.target == self.options.path:
-                self.after, self.changes = containerd_text.merge(base, self.options.desired)
-                self.after = self.after if self.changes else self.before
-            else:
-                self.after = containerd_text.drop_in(base, self.options.desired)
-                self.changes = [] if self.after == self.before else [f"write {self.target}"]
-            self.validate(base, daemon, check_mode)
+            self.prepare_runtime(check_mode)
         self.decide()
 
-    def validate(self, main: str, daemon: tuple[int, ...], check_mode: bool) -> None:
+    def prepare_removal(self) -> None:
+        """Reverts every recorded file. There are two if the keys moved from the main file to a file that it imports."""
+        for path, record in self.load_record().items():
+            before = text_of(path)
+            after = None if before is None else containerd_text.undo(before, record, self.options.desired)
+            if after != before:
+                self.edits.append(Edit(path, before, after))
+                self.changes.append(f"remove NVIDIA's runtime from {path}")
+
+    def prepare_runtime(self, check_mode: bool) -> None:
+        daemon = self.version()
+        main = text_of(self.options.path)
+        base = main if main is not None else containerd_text.fresh(daemon, self.options.desired)
+        found = containerd_text.problems(base, daemon)
+        if found:
+            raise ConfigError("nothing was written to {}: {}".format(self.options.path, "; ".join(found)))
+        self.target = containerd_text.place(self.options.path, base)
+        before = text_of(self.target)
+        if self.target == self.options.path:
+            after, self.changes = containerd_text.merge(base, self.options.desired)
+        else:
+            after = containerd_text.drop_in(base, self.options.desired)
+            self.changes = [] if after == before else [f"write {self.target}"]
+        if self.changes:
+            self.edits = [Edit(self.target, before, after)]
+        self.validate(base, after, daemon, check_mode)
+
+    def validate(self, main: str, after: str, daemon: tuple[int, ...], check_mode: bool) -> None:
         """Asks the containerd program how it reads the new text. If the program is not installed, there is nothing to
         check.
         """
         if not daemon:
             self.warnings.append(f"no program {self.options.program} on this host, so the file was not validated")
             return
-        if not self.changes or self.after is None:
+        if not self.changes:
             return
         if self.options.path.endswith(".tmpl"):
             self.warnings.append(f"{self.options.path} is a template, so the file was not validated")
             return
         with tempfile.TemporaryDirectory(prefix="containerd-") as folder:
             candidate = os.path.join(folder, "config.toml")
-            write_text(candidate, self.after, 0o600)
+            write_text(candidate, after, 0o600)
             if self.target != self.options.path:
                 ours = os.path.join(folder, containerd_text.DROP_IN)
-                write_text(ours, self.after, 0o600)
+                write_text(ours, after, 0o600)
                 write_text(candidate, toml_text.put(main, "imports", json.dumps([ours])), 0o600)
             code, said = run([self.options.program, "--config", candidate, "config", "dump"])
         if code != 0:
@@ -159,10 +172,10 @@ class Applier:
         return [*self.changes, *([f"{self.applied} {self.options.service}"] if self.applied != "none" else [])]
 
     def carry_out(self) -> None:
-        former = read_bytes(self.target)
+        former = {edit.path: read_bytes(edit.path) for edit in self.edits}
         record = read_bytes(self.options.record) if self.options.record else None
-        if self.before != self.after:
-            self.write()
+        for edit in self.edits:
+            self.write(edit)
         if self.applied != "none":
             fault = self.restart()
             if fault:
@@ -177,24 +190,26 @@ class Applier:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.options.record)
 
-    def write(self) -> None:
-        if self.after is None:
+    def write(self, edit: Edit) -> None:
+        if edit.after is None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.target)
+                os.unlink(edit.path)
             return
         if not self.options.absent and self.options.record:
-            record = self.load_record() or {"former": self.before, "exact": True}
-            exact = record.get("exact", False) and self.before in (record["former"], record.get("ours"))
-            kept = {"target": self.target, "former": record["former"], "ours": self.after, "exact": exact}
-            write_text(self.options.record, json.dumps(kept, indent=1) + "\n", 0o600)
-        write_text(self.target, self.after)
+            records = self.load_record()
+            known = records.get(edit.path) or {"former": edit.before, "exact": True}
+            exact = known.get("exact", False) and edit.before in (known["former"], known.get("ours"))
+            records[edit.path] = {"former": known["former"], "ours": edit.after, "exact": exact}
+            write_text(self.options.record, json.dumps(records, indent=1) + "\n", 0o600)
+        write_text(edit.path, edit.after)
 
-    def put_back(self, former: bytes | None, record: bytes | None) -> None:
-        if former is None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.target)
-        else:
-            write_text(self.target, former.decode("utf-8", "surrogateescape"))
+    def put_back(self, former: dict[str, bytes | None], record: bytes | None) -> None:
+        for path, content in former.items():
+            if content is None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            else:
+                write_text(path, content.decode("utf-8", "surrogateescape"))
         if self.options.absent or not self.options.record:
             return
         if record is not None:
@@ -217,16 +232,19 @@ class Applier:
         time.sleep(SETTLE)
         return "" if self.unit()["active"] else "containerd ended right after its start"
 
-    def load_record(self) -> dict[str, Any]:
+    def load_record(self) -> dict[str, dict[str, Any]]:
+        """Returns for each changed file its record, which ``containerd_text.undo`` describes."""
         raw = read_bytes(self.options.record) if self.options.record else None
         if raw is None:
             return {}
         try:
-            return dict(json.loads(raw.decode("utf-8")))
+            record = dict(json.loads(raw.decode("utf-8")))
         except (ValueError, TypeError) as fault:
             raise ConfigError(
                 f"the record {self.options.record} cannot be read ({fault}); restore or remove it"
             ) from None
+        # Version 0.2.0 recorded only one file.
+        return {str(record.get("target") or self.options.path): record} if "ours" in record else record
 
 
 def text_of(path: str) -> str | None:

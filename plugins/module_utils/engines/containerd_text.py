@@ -46,6 +46,11 @@ def _get(text: str, key: str) -> str | None:
     return toml_text.get(hide_template(text)[0], key)
 
 
+def _plain(text: str, key: str) -> str:
+    """Returns the value of a key without its quotes, empty if the key is not set."""
+    return (_get(text, key) or "").strip("\"'")
+
+
 def version_of(text: str) -> int:
     """Returns the format version that a file names. A file without a version has version 1."""
     written = _get(text, "version")
@@ -199,30 +204,31 @@ def undo(text: str, record: dict[str, Any], desired: Desired) -> str | None:
     if record.get("exact") and text == ours:
         return former
     text, lines = hide_template(text)
-    for key in keys(ours, desired):
-        if _get(ours, key) is None or _get(text, key) != _get(ours, key):
+    desired = desired._replace(systemd_cgroup=True)  # so that every text has the same list of keys
+    # The section of our keys differs between the texts if `containerd config migrate` changed the file's version.
+    for key, written, first in zip(keys(text, desired), keys(ours, desired), keys(former or "", desired)):
+        if not _plain(text, key) or _plain(text, key) != _plain(ours, written):
             continue
-        before = _get(former or "", key)
+        before = _get(former or "", first)
         text = toml_text.remove(text, key) if before is None else toml_text.put(text, key, before)
-    runtime = f"{SECTIONS[version_of(ours)]}.containerd.runtimes.{desired.name}"
-    for table in (f"{runtime}.options", runtime):
-        text = without_empty_table(text, table)
+    runtime = f"{SECTIONS[version_of(text)]}.containerd.runtimes.{desired.name}"
+    if not _plain(text, f"{runtime}.runtime_type"):
+        text = without_table(text, runtime)
     if former is None and set(toml_text.scan(text).entries) <= {("version",)}:
         return None
     return show_template(text, lines)
 
 
-def without_empty_table(text: str, table: str) -> str:
-    """Removes the empty table of a runtime: containerd does not start with a runtime that has no type."""
-    found = toml_text.scan(text)
-    path = toml_text.split_key(table)
-    if path not in found.tables or any(key[: len(path)] == path for key in found.entries):
-        return text
+def without_table(text: str, table: str) -> str:
+    """Removes the table of a runtime with all its keys: containerd does not start with a runtime that has no type."""
+    found, path = toml_text.scan(text), toml_text.split_key(table)
+    spans = [(one.first, one.last + 1) for key, one in found.entries.items() if key[: len(path)] == path]
+    spans += [(one[0], one[0] + 1) for key, one in found.tables.items() if key[: len(path)] == path]
     lines = text.split("\n")
-    first = found.tables[path][0]
-    del lines[first]
-    while first < len(lines) and first > 0 and not lines[first].strip() and not lines[first - 1].strip():
-        del lines[first]
+    for first, end in sorted(spans, reverse=True):
+        del lines[first:end]
+        while 0 < first < len(lines) and not lines[first].strip() and not lines[first - 1].strip():
+            del lines[first]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import time
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_apply import Applier, Options
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Desired
+from ansible_collections.vgpu.fleet.plugins.module_utils.text import toml_text
 
 MAIN = "version = 2\n"
 # An administrator's addition to the file
@@ -82,7 +83,7 @@ def test_failed_second_change_keeps_the_record_of_the_first(host):
     with pytest.raises(ConfigError, match="the former file is back, and containerd runs with it"):
         host(systemd_cgroup=True).carry_out()
     assert (host.folder / "config.toml").read_text() == first
-    assert json.loads((host.folder / "record.json").read_text())["former"] == MAIN
+    assert json.loads((host.folder / "record.json").read_text())[str(host.folder / "config.toml")]["former"] == MAIN
     host(absent=True).carry_out()
     assert (host.folder / "config.toml").read_text() == MAIN
 
@@ -117,6 +118,52 @@ def test_edits_between_two_runs_survive_a_removal(host, edit, second, exact):
     left = path.read_text()
     assert (left == MAIN, left.endswith(MIRROR), "nvidia" in left) == (exact, not exact, False)
     assert not (host.folder / "record.json").exists()
+
+
+# keys of a runtime that `containerd config migrate` of containerd 2 writes in addition
+MIGRATED = "runtime_path = ''\npod_annotations = []\n"
+
+
+def migrate(text, folder):
+    """Returns the text as `containerd config migrate` of containerd 2 writes it, with the folder that its package
+    imports."""
+    head = f"version = 3\nimports = ['{folder}/*.toml']\n"
+    text = text.replace("version = 2\n", head).replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+    kind = 'runtime_type = "io.containerd.runc.v2"\n'
+    return text.replace(kind, kind + MIGRATED).replace('"', "'")
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_removal_after_a_move_to_another_version_and_file(host, imports):
+    path, folder = host.folder / "config.toml", host.folder / "conf.d"
+    folder.mkdir()
+    host().carry_out()
+    text = migrate(path.read_text(), folder)
+    path.write_text(text if imports else text.replace("imports", "# imports"))
+    host(systemd_cgroup=True).carry_out()
+    assert host(systemd_cgroup=True).plan() == []
+    assert [one.name for one in folder.iterdir()] == ["99-vgpu.toml"] * imports
+    removal = host(absent=True)
+    assert removal.changes == [
+        f"remove NVIDIA's runtime from {one}" for one in [path, folder / "99-vgpu.toml"][: 1 + imports]
+    ]
+    removal.carry_out()
+    assert list(folder.iterdir()) == []
+    assert "imports" in path.read_text()
+    assert set(toml_text.scan(path.read_text()).entries) <= {("version",), ("imports",)}
+
+
+def test_failed_removal_restores_every_file(host):
+    path, folder = host.folder / "config.toml", host.folder / "conf.d"
+    folder.mkdir()
+    host().carry_out()
+    path.write_text(migrate(path.read_text(), folder))
+    host().carry_out()
+    before = [one.read_text() for one in (path, folder / "99-vgpu.toml", host.folder / "record.json")]
+    host.kind.fail_restarts = 1
+    with pytest.raises(ConfigError, match="the former file is back"):
+        host(absent=True).carry_out()
+    assert [one.read_text() for one in (path, folder / "99-vgpu.toml", host.folder / "record.json")] == before
 
 
 def test_a_record_of_a_former_version_restores_no_whole_file(host):

@@ -257,7 +257,7 @@ def test_template_keeps_its_actions():
 
 def test_undo_removes_an_own_file_that_has_only_its_version_left():
     ours = containerd_text.drop_in(THREE, Desired())
-    assert containerd_text.undo(ours, {**record(None, ours), "exact": False}, Desired(systemd_cgroup=True)) is None
+    assert containerd_text.undo(ours, {**record(None, ours), "exact": False}, Desired()) is None
 
 
 # columns: text of the file; expected words of the refusal
