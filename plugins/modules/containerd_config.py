@@ -38,7 +38,9 @@ options:
     type: path
     default: /usr/bin/nvidia-container-runtime
   default:
-    description: Whether containers that name no runtime get this one. Otherwise pods need a RuntimeClass.
+    description:
+      - Whether containers that name no runtime get this one. Otherwise pods need a RuntimeClass.
+      - V(false) sets the default runtime to runc if it is this runtime, and leaves another default runtime unchanged.
     type: bool
     default: true
   systemd_cgroup:

@@ -64,20 +64,12 @@ def version_of(text: str) -> int:
 
 
 def fresh(daemon: tuple[int, ...], desired: Desired) -> str:
-    """Returns the text of a new main file, in the daemon's own file version.
-
-    runc gets the same cgroup driver as NVIDIA's runtime, because either may start a pod that names its runtime.
-    """
+    """Returns the text of a new main file, in the daemon's own file version."""
     version = 3 if daemon >= (2,) else 2
     text = f"version = {version}\n"
     if desired.systemd_cgroup is None:
         return text
-    runc = f"{SECTIONS[version]}.containerd.runtimes.runc"
-    wanted: dict[str, toml_text.Value] = {
-        f"{runc}.runtime_type": "io.containerd.runc.v2",
-        f"{runc}.options.SystemdCgroup": desired.systemd_cgroup,
-    }
-    return toml_text.merge(text, wanted)[0]
+    return toml_text.merge(text, _runc(f"{SECTIONS[version]}.containerd.runtimes.runc", desired.systemd_cgroup))[0]
 
 
 def systemd_cgroup(given: Any, kubelet: Any, text: str | None) -> bool | None:
@@ -132,9 +124,28 @@ def keys(text: str, desired: Desired, version: int | None = None) -> dict[str, t
         cgroup = _runc_cgroup(text, version)
     if cgroup is not None:
         wanted[f"{runtime}.options.SystemdCgroup"] = cgroup
+    default = _plain(text, f"{base}.default_runtime_name")
     if desired.default:
         wanted[f"{base}.default_runtime_name"] = desired.name
+    elif default == desired.name:
+        wanted[f"{base}.default_runtime_name"] = "runc"
+    if (
+        not desired.default
+        and default in ("", "runc", desired.name)
+        and not _plain(text, f"{base}.runtimes.runc.runtime_type")
+    ):
+        # In containerd 1.x the first runtime in the file replaces containerd's own list of runtimes. Without a
+        # definition of the default runtime containerd starts without its CRI plugin.
+        wanted.update(_runc(f"{base}.runtimes.runc", cgroup))
     return wanted
+
+
+def _runc(runtime: str, systemd_cgroup: bool | None) -> dict[str, toml_text.Value]:
+    """Returns the keys that define runc. It gets the same cgroup driver as NVIDIA's runtime, because either may start a
+    pod that names its runtime.
+    """
+    cgroup = {} if systemd_cgroup is None else {f"{runtime}.options.SystemdCgroup": systemd_cgroup}
+    return {f"{runtime}.runtime_type": "io.containerd.runc.v2", **cgroup}
 
 
 def imported_folder(text: str) -> str | None:
@@ -204,16 +215,19 @@ def undo(text: str, record: dict[str, Any], desired: Desired) -> str | None:
     if record.get("exact") and text == ours:
         return former
     text, lines = hide_template(text)
-    desired = desired._replace(systemd_cgroup=True)  # so that every text has the same list of keys
+    # Every key that a run may have set, whatever is desired now. Our definition of runc stays: others may use it.
+    desired = desired._replace(default=True, systemd_cgroup=True)
     # The section of our keys differs between the texts if `containerd config migrate` changed the file's version.
     for key, written, first in zip(keys(text, desired), keys(ours, desired), keys(former or "", desired)):
         if not _plain(text, key) or _plain(text, key) != _plain(ours, written):
             continue
         before = _get(former or "", first)
         text = toml_text.remove(text, key) if before is None else toml_text.put(text, key, before)
-    runtime = f"{SECTIONS[version_of(text)]}.containerd.runtimes.{desired.name}"
-    if not _plain(text, f"{runtime}.runtime_type"):
-        text = without_table(text, runtime)
+    base = f"{SECTIONS[version_of(text)]}.containerd"
+    if not _plain(text, f"{base}.runtimes.{desired.name}.runtime_type"):
+        text = without_table(text, f"{base}.runtimes.{desired.name}")
+        if _plain(text, f"{base}.default_runtime_name") == desired.name:
+            text = toml_text.remove(text, f"{base}.default_runtime_name")
     if former is None and set(toml_text.scan(text).entries) <= {("version",)}:
         return None
     return show_template(text, lines)

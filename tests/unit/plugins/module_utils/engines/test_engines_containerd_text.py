@@ -149,10 +149,43 @@ def test_comment_after_a_changed_value_stays():
     assert line.endswith("# the default")
 
 
-def test_runtime_class_without_default_keeps_the_default_runtime():
-    merged = containerd_text.merge(KUBEADM, Desired(default=False))[0]
-    found = cri(merged, 2)["containerd"]
-    assert (found["default_runtime_name"], "nvidia" in found["runtimes"]) == ("runc", True)
+# columns: text of the file, version of its format; expected default runtime if ours is not desired (None: not set, so
+# containerd uses runc), expected runtimes
+NO_DEFAULT = [
+    (KUBEADM, 2, "runc", ["nvidia", "runc"]),
+    (KUBEADM.replace('"runc" # the default', '"crun"'), 2, "crun", ["nvidia", "runc"]),
+    # In containerd 1.x a runtime in the file replaces containerd's own list of runtimes, and so its definition of runc.
+    (DEBIAN, 2, None, ["nvidia", "runc"]),
+    (ONE, 1, None, ["nvidia", "runc"]),
+    (THREE, 3, "runc", ["nvidia", "runc"]),
+]
+
+
+@pytest.mark.parametrize(("text", "version", "name", "runtimes"), NO_DEFAULT)
+def test_runtime_that_is_not_the_default_keeps_the_default_runtime(text, version, name, runtimes):
+    merged = containerd_text.merge(text, Desired(default=False))[0]
+    found = cri(merged, version)["containerd"]
+    assert (found.get("default_runtime_name"), sorted(found["runtimes"])) == (name, runtimes)
+    assert containerd_text.merge(merged, Desired(default=False)) == (merged, [])
+
+
+@pytest.mark.parametrize("cgroup", [True, None])
+@pytest.mark.parametrize(("text", "version", "_name", "runtimes"), NO_DEFAULT)
+def test_default_runtime_is_taken_back(text, version, _name, runtimes, cgroup):
+    ours = containerd_text.merge(text, Desired(systemd_cgroup=cgroup))[0]
+    merged, changes = containerd_text.merge(ours, Desired(default=False, systemd_cgroup=cgroup))
+    found = cri(merged, version)["containerd"]
+    assert (found["default_runtime_name"], sorted(found["runtimes"])) == ("runc", runtimes)
+    assert any('default_runtime_name from "nvidia" to "runc"' in one for one in changes)
+    assert containerd_text.merge(merged, Desired(default=False, systemd_cgroup=cgroup)) == (merged, [])
+    # runc gets the cgroup driver of the other runtime, because either may start a pod.
+    drivers = {name: one.get("options", {}).get("SystemdCgroup") for name, one in found["runtimes"].items()}
+    assert text != DEBIAN or len(set(drivers.values())) == 1
+    # An edit, so that undo takes back key by key, whatever the default runtime is then.
+    later = merged + '\n[metrics]\naddress = "127.0.0.1:1338"\n'
+    for theirs in (later, later.replace('default_runtime_name = "runc"', 'default_runtime_name = "nvidia"')):
+        undone = containerd_text.undo(theirs, record(text, merged), Desired(default=False))
+        assert "nvidia" not in undone
 
 
 def test_configured_cgroup_driver_overrides_the_file():

@@ -52,7 +52,7 @@ HOSTS = [
     # Without a record the role wrote nothing, so containerd has read everything, no matter when it started.
     (state(OURS, unit={**UP, "started": 0.5}, **{RECORD: None}), {}, "", ""),
     (state(OURS, unit={"present": True, "active": False}), {}, "start containerd.service", ""),
-    (state(OURS), {"default_runtime": "runc"}, "", ""),
+    (state(OURS), {"default_runtime": "runc"}, 'default_runtime_name from "nvidia" to "runc"', ""),
     (state(PLAIN), {"runtimes": {"nvidia": {"path": "/opt/nvidia"}}}, 'BinaryName to "/opt/nvidia"', ""),
     (state(THREE, package="2.1.9-1"), {}, "write /etc/containerd/conf.d/99-vgpu.toml", ""),
     (
