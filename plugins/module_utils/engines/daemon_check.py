@@ -84,7 +84,7 @@ def value_problems(document: dict[str, Any]) -> list[str]:
     found = []
     size = document.get("default-shm-size")
     if size is not None and not is_size(size):
-        found.append('"default-shm-size" must be a size such as "2G" or a whole number of bytes, found ' + show(size))
+        found.append('"default-shm-size" must be a size in quotes, such as "2G" or "2147483648", found ' + show(size))
     for name, flag in document.get("features", {}).items():
         if not isinstance(flag, bool):
             found.append(f'"features.{name}" must be true or false, found {show(flag)}')
@@ -96,9 +96,8 @@ def value_problems(document: dict[str, Any]) -> list[str]:
 
 
 def is_size(value: Any) -> bool:
-    if isinstance(value, str):
-        return SIZE.match(value) is not None
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    # dockerd refuses a number: it reads sizes only from a JSON string.
+    return isinstance(value, str) and SIZE.match(value) is not None
 
 
 def conflicts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:

@@ -19,7 +19,9 @@ CASES = [
     ({"default-runtime": "io.containerd.kata.v2"}, STOCK, []),
     ({"runtimes": {"kata": {"runtimeType": "io.containerd.kata.v2", "options": {}}}}, STOCK, []),
     ({"default-shm-size": "2G\n"}, STOCK, ["default-shm-size"]),
-    ({"default-shm-size": 67108864, "features": {"cdi": True}}, STOCK, []),
+    ({"default-shm-size": "67108864", "features": {"cdi": True}}, STOCK, []),
+    # dockerd does not start with a number: "invalid size".
+    ({"default-shm-size": 67108864}, STOCK, ["must be a size"]),
     ({"exec-opts": ["native.cgroupdriver=systemd"]}, STOCK, []),
     ({"default-runtime": "nvidia"}, STOCK, ['"default-runtime" is "nvidia", which "runtimes" does not define']),
     ({"default-runtime": "nvidia", "runtimes": {"Nvidia": {"path": "/x"}}}, (), ["defined: Nvidia, runc"]),
