@@ -124,8 +124,13 @@ def main() -> None:
         # a restart of the engine.
         engines.append(found)
     choice = engine_packages.choose(state, {**wanted, "engine": found})
-    if choice.refusal and present:
-        module.fail_json(msg=f"nothing was changed: {choice.refusal}")
+    # An engine that is not the kubelet's is an error of the plan, so here only the failed choice of an engine is one.
+    faults = [
+        *filter(None, [choice.refusal]),
+        *kubelet_engine.findings(state["kubelet_engine"], wanted["engine"], True)[0],
+    ]
+    if faults and present:
+        module.fail_json(msg=f"nothing was changed: {faults[0]}")
     drop_ins = [engine for engine in engines if engine in engine_auto.DROP_INS]
     drop_in: dict[str, str] = {}
     if drop_ins:

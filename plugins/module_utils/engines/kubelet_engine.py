@@ -93,14 +93,28 @@ def engine_of(endpoint: str, rancher: Sequence[str] = ()) -> str:
 
 
 def findings(found: dict[str, Any] | None, wanted: str, there: bool) -> tuple[list[str], list[str]]:
-    """Returns errors that stop the host, and warnings. ``there``: whether the desired engine is on the host."""
-    engine = (found or {}).get("engine")
-    if not found or not engine or engine == wanted:
+    """Returns errors that stop the host, and warnings. ``wanted``: the variable container_runtime_engine; ``there``:
+    whether the desired engine is on the host.
+    """
+    if not found or found["engine"] == wanted or (found["engine"] and wanted == "auto"):
         return [], []
+    if not found["engine"]:
+        text = (
+            f"the kubelet of this host starts containers through {found['endpoint']}, which is the endpoint of no "
+            "engine that the role knows"
+        )
+        if wanted != "auto":
+            return [], [f"{text}: unless {wanted} has this endpoint, pods get no GPU"]
+        way_out = (
+            "configure NVIDIA's runtime in the kubelet's engine yourself, and name an engine for containers outside"
+        )
+        return [
+            f"{text}; {way_out} Kubernetes in container_runtime_engine, or leave out the role container_runtime"
+        ], []
     text = (
-        f"the kubelet of this host starts containers with {engine} ({found['endpoint']}), and container_runtime_engine "
-        f"is {wanted}: pods would get no GPU; set container_runtime_engine: {engine}"
+        f"the kubelet of this host starts containers with {found['engine']} ({found['endpoint']}), and "
+        f"container_runtime_engine is {wanted}: pods would get no GPU; set container_runtime_engine: {found['engine']}"
     )
     if there:
         return [], [f"{text}, unless {wanted} is meant for containers outside Kubernetes"]
-    return [f"{text}. {wanted} is not on this host, and was not installed in addition to {engine}"], []
+    return [f"{text}. {wanted} is not on this host, and was not installed in addition to {found['engine']}"], []

@@ -32,13 +32,13 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
         changes = [*undone(wanted, state), *absent(wanted, state)]
         return Part("the container runtime's changes are to be undone", changes)
     found = engine_auto.resolve(wanted, state)
-    wanted = {**wanted, "engine": found.name}
+    asked, wanted = wanted["engine"], {**wanted, "engine": found.name}
     engine = engine_packages.choose(state, wanted)
     if engine.refusal:
         return NOTHING._replace(errors=[engine.refusal])
     units = ENGINE_UNITS.get(wanted["engine"], [DOCKER_UNIT])
     there = any((state["units"].get(name) or {}).get("present") for name in units)
-    others, kubelet = kubelet_engine.findings(state.get("kubelet_engine"), wanted["engine"], there)
+    others, kubelet = kubelet_engine.findings(state.get("kubelet_engine"), asked, there)
     if others:
         return NOTHING._replace(errors=others)
     if wanted["engine"] != "docker":

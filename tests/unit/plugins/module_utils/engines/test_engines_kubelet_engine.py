@@ -118,7 +118,10 @@ PRESENT = {"docker.service": {"present": True, "enabled": True, "active": True}}
 PLANS = [
     (None, "docker", {}, "", ""),
     ("docker", "docker", {}, "", ""),
-    ("", "docker", {}, "", ""),
+    # The endpoint belongs to no known engine, as with k0s.
+    ("", "auto", {}, f"starts containers through {CRI}, which is the endpoint of no engine that", ""),
+    ("", "auto", PRESENT, "name an engine for containers outside Kubernetes in container_runtime_engine", ""),
+    ("", "docker", {}, "", "unless docker has this endpoint, pods get no GPU"),
     # The host has no docker; the play would install it in addition to containerd, and no pod would use it.
     ("containerd", "docker", {}, "set container_runtime_engine: containerd. docker is not on this host", ""),
     ("k3s", "containerd", {}, "set container_runtime_engine: k3s. containerd is not on this host", ""),
