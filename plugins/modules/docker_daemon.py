@@ -175,6 +175,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.engines import daemon_json
 from ..module_utils.engines.daemon_apply import Applier, ApplyError, Options
 from ..module_utils.engines.docker_host import DockerHost, DockerHostError
+from ..module_utils.host.files import read_bytes
 
 
 def removals(module: AnsibleModule) -> list[tuple[str, ...]]:
@@ -186,6 +187,10 @@ def removals(module: AnsibleModule) -> list[tuple[str, ...]]:
             module.fail_json(msg=f"remove: expected a key or a list of keys, found {item!r}")
         paths.append(path)
     return paths
+
+
+def socket_of(path: str, argv: list[str]) -> str:
+    return daemon_json.socket_of(daemon_json.decode(read_bytes(path)), argv)
 
 
 def result_of(applier: Applier) -> dict[str, Any]:
@@ -236,7 +241,7 @@ def main() -> None:
         check_mode=module.check_mode,
         planned_programs=module.params["planned_programs"],
     )
-    applier = Applier(options, DockerHost(module.params["service"]))
+    applier = Applier(options, DockerHost(module.params["service"], lambda argv: socket_of(options.path, argv)))
     extra: dict[str, Any] = {}
     try:
         applier.prepare()

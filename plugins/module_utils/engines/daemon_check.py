@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Sequence
 
-from .daemon_json import flag_values, show
+from .daemon_json import SOCKET, flag_values, hosts, local_socket, show
 
 SIZE = re.compile(r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtTpP]?[iI]?[bB]?)\Z")
 TYPES: dict[str, Any] = {
@@ -46,6 +46,7 @@ def problems(
         *runtime_problems(document, is_program),
         *value_problems(document),
         *conflicts(document, argv),
+        *unreachable(document, argv),
     ]
 
 
@@ -110,4 +111,16 @@ def conflicts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
         f'"{key}" is in the file and on dockerd\'s command line too; dockerd refuses that even with equal values: '
         "remove it from the file, or from the service unit or its environment file"
         for key in both
+    ]
+
+
+def unreachable(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
+    """Returns a fault if the daemon listens only on the network. The collection asks it on a socket, and would restart
+    a daemon that does not answer there.
+    """
+    found = hosts(document, argv)
+    if local_socket(found):
+        return []
+    return [
+        f'"hosts": expected a socket among the addresses of dockerd, found {", ".join(found)}; add "unix://{SOCKET}"'
     ]

@@ -52,6 +52,9 @@ BUILTIN_RUNTIMES = frozenset(
 # in /run, because a reboot applies daemon.json anyway.
 PENDING = "/run/vgpu-docker-daemon.pending"
 
+# The socket of a daemon without other settings, and of docker.socket, systemd's unit.
+SOCKET = "/run/docker.sock"
+
 _MISSING = object()
 
 
@@ -283,6 +286,32 @@ FLAG_KEYS = {
     "--dns-search": "dns-search",
     "--cdi-spec-dir": "cdi-spec-dirs",
 }
+
+
+def socket_of(text: str | None, argv: Sequence[str]) -> str:
+    """Returns the path of the socket on which the daemon answers, empty if it has none. ``text``: the text of
+    daemon.json; if it is not valid, the daemon does not run with it.
+    """
+    try:
+        found = hosts(parse(text), argv)
+    except DaemonJsonError:
+        found = []
+    return local_socket(found)
+
+
+def hosts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
+    """Returns the addresses on which dockerd listens, by the file and its command line; empty: only on SOCKET."""
+    given = document.get("hosts")
+    return [str(one) for one in [*(given if isinstance(given, list) else []), *flag_values(argv).get("hosts", [])]]
+
+
+def local_socket(addresses: Sequence[str]) -> str:
+    """Returns the path of the first socket among addresses of dockerd, empty if all are on the network."""
+    for address in addresses or ["fd://"]:
+        kind, _mark, path = address.partition("://")
+        if kind in ("unix", "fd"):
+            return (path if kind == "unix" else "") or SOCKET
+    return ""
 
 
 def flag_values(argv: Sequence[str]) -> dict[str, list[str]]:

@@ -8,7 +8,6 @@ import json
 import socket
 from typing import Any
 
-SOCKET = "/run/docker.sock"
 # Seconds to wait for one reply. A daemon on a loaded node may take more than ten seconds, and the role restarts a
 # daemon that does not answer.
 ANSWER_S = 60.0
@@ -27,7 +26,7 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self.socket_path)
 
 
-def get(target: str, path: str = SOCKET, timeout: float = ANSWER_S) -> Any:
+def get(target: str, path: str, timeout: float = ANSWER_S) -> Any:
     """Returns the daemon's reply to a GET, None if no daemon answers or it refuses."""
     connection = _SocketConnection(path, timeout)
     try:
@@ -41,13 +40,13 @@ def get(target: str, path: str = SOCKET, timeout: float = ANSWER_S) -> Any:
         connection.close()
 
 
-def info(path: str = SOCKET, timeout: float = ANSWER_S) -> dict[str, Any] | None:
+def info(path: str, timeout: float = ANSWER_S) -> dict[str, Any] | None:
     """Returns the fields of ``docker info`` that the plan compares, None if no daemon answers."""
     answer = get("/info", path, timeout)
     return {field: answer.get(field) for field in FIELDS} if isinstance(answer, dict) else None
 
 
-def containers(path: str = SOCKET, timeout: float = ANSWER_S) -> list[str] | None:
+def containers(path: str, timeout: float = ANSWER_S) -> list[str] | None:
     """Returns the names of the running containers, None if no daemon answers."""
     rows = get("/containers/json", path, timeout)
     if not isinstance(rows, list):

@@ -47,8 +47,11 @@ def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
 class DockerHost:
     """Controls docker on the real host; tests replace this object by another one."""
 
-    def __init__(self, service: str = "docker", address: str = docker_api.SOCKET, proc: str = "/proc") -> None:
-        self.service, self.address, self.proc = service, address, proc
+    def __init__(
+        self, service: str = "docker", socket: Callable[[list[str]], str] = lambda argv: "", proc: str = "/proc"
+    ) -> None:
+        """``socket``: returns the path of the daemon's socket for the daemon's command line."""
+        self.service, self.socket, self.proc = service, socket, proc
 
     def unit(self) -> dict[str, str]:
         """Returns systemd's LoadState, ActiveState, SubState, UnitFileState, MainPID and Result of the service; empty
@@ -83,13 +86,13 @@ class DockerHost:
 
     def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
         """Returns the result of ``docker info``, or None if the daemon does not answer within ``timeout`` seconds."""
-        return docker_api.info(self.address, timeout) if self.active() else None
+        return docker_api.info(self.socket(self.argv()), timeout) if self.active() else None
 
     def containers(self, answers: bool = True) -> list[str]:
         """Returns the names of the running containers. If the daemon does not answer, returns the ids that its shim
         processes show.
         """
-        named = docker_api.containers(self.address) if answers else None
+        named = docker_api.containers(self.socket(self.argv())) if answers else None
         return shims(self.proc) if named is None else named
 
     def is_program(self, path: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 from ..config import node_config as configs
 from ..driver import facts as driver_facts
-from ..engines import containerd_text, docker_api, docker_variants, kubelet_engine, oci_runtime
+from ..engines import containerd_text, daemon_json, docker_api, docker_variants, kubelet_engine, oci_runtime
 from ..gpu import mig_nvml, nvml
 from ..host.host import Host
 from ..kube import version as kube_version
@@ -33,7 +33,10 @@ def read(
     failure.
     """
     found, kube = nvml.read(), kube_version.of_host(host)
-    docker_info = docker_api.info(host.path(docker_api.SOCKET))
+    unit_states, docker_text = host.units(units), host.text(docker_config)
+    argv = (unit_states.get("docker.service") or {}).get("argv") or []
+    docker_socket = host.path(daemon_json.socket_of(docker_text, argv))
+    docker_info = docker_api.info(docker_socket)
     kubelet, in_containerd = kubelet_engine.read(host, kube), containerd(host, containerd_config)
     return {
         "os": host.os_release(),
@@ -48,11 +51,11 @@ def read(
         "held": host.held(),
         "files": {path: host.file(path) for path in files},
         "texts": {path: host.text(path) for path in texts},
-        "units": host.units(units),
+        "units": unit_states,
         "docker": {
-            "config_text": host.text(docker_config),
+            "config_text": docker_text,
             "info": docker_info,
-            "containers": running(host, docker_info),
+            "containers": running(docker_socket, docker_info),
             "kinds": docker_variants.find(host),
         },
         "containerd": in_containerd,
@@ -73,11 +76,11 @@ def read(
     }
 
 
-def running(host: Host, info: dict[str, Any] | None) -> list[str]:
+def running(socket: str, info: dict[str, Any] | None) -> list[str]:
     """Returns the names of docker's running containers. Queries docker only if its ``info`` reports running
     containers.
     """
-    return docker_api.containers(host.path(docker_api.SOCKET)) or [] if (info or {}).get("ContainersRunning") else []
+    return docker_api.containers(socket) or [] if (info or {}).get("ContainersRunning") else []
 
 
 def named_configs(host: Host, path: str) -> dict[str, str | None]:

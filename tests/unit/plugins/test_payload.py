@@ -25,7 +25,7 @@ MOST = {
     "driver_setup": 5,
     "engine_choice": 10,  # The engine "auto" needs files for the kubelet, CRI-O, k3s and RKE2.
     "gpu_info": 3,
-    "host_state": 22,
+    "host_state": 24,  # daemon_json.py and json_text.py: the socket on which docker answers is in daemon.json.
     "kube_capacity_info": 6,  # cluster_claims.py compares the nodes' ResourceSlices for claims.
     "kube_claims": 6,  # Two of these files define admission policies.
     "kube_cluster_info": 5,  # One of these files checks whether the nodes have the images.

@@ -39,6 +39,9 @@ CASES = [
     ({"features": {"cdi": "true"}}, STOCK, ["true or false"]),
     ({"exec-opts": ["native.cgroupdriver=wrong"]}, STOCK, ["systemd or cgroupfs"]),
     ({"hosts": ["unix:///x"]}, STOCK, ['"hosts" is in the file and on']),
+    ({"hosts": ["tcp://127.0.0.1:2375", "unix:///x"]}, ["dockerd"], []),
+    ({"hosts": ["tcp://127.0.0.1:2375"]}, ["dockerd"], ['tcp://127.0.0.1:2375; add "unix:///run/docker.sock"']),
+    ({}, ["dockerd", "-H", "tcp://[::1]:2376"], ['tcp://[::1]:2376; add "unix:///run/docker.sock"']),
     ({"containerd": "/run/containerd/containerd.sock"}, STOCK, ['"containerd" is in the file']),
     ({"labels": ["a=b"]}, ["dockerd", "--label", "a=b"], ['"labels"']),
     ({"debug": True}, ["dockerd", "-D"], ['"debug"']),
@@ -70,3 +73,20 @@ FLAGS = [
 @pytest.mark.parametrize(("argv", "expected"), FLAGS)
 def test_keys_that_the_command_line_sets(argv: list, expected: dict) -> None:
     assert daemon_json.flag_values(argv) == expected
+
+
+# columns: text of daemon.json (None: no file), command line of dockerd; expected socket on which the daemon answers
+SOCKETS = [
+    (None, STOCK, "/run/docker.sock"),
+    ("{", [], "/run/docker.sock"),
+    ('{"hosts": ["unix:///run/docker-main.sock"]}', ["dockerd"], "/run/docker-main.sock"),
+    ('{"hosts": ["tcp://0.0.0.0:2376", "unix:///a", "fd://"]}', ["dockerd"], "/a"),
+    ("{}", ["dockerd", "--host=unix:///b"], "/b"),
+    ('{"hosts": ["unix://"]}', ["dockerd"], "/run/docker.sock"),
+    ('{"hosts": ["tcp://0.0.0.0:2376"]}', ["dockerd"], ""),
+]
+
+
+@pytest.mark.parametrize(("text", "argv", "path"), SOCKETS)
+def test_socket_of_the_daemon(text: str | None, argv: list, path: str) -> None:
+    assert daemon_json.socket_of(text, argv) == path

@@ -40,7 +40,7 @@ def test_containers_of_a_daemon_that_does_not_answer(
     # pid as its name.
     (tmp_path / "99").mkdir()
     (tmp_path / "self").mkdir()
-    host = DockerHost(address=str(tmp_path / "no socket"), proc=str(tmp_path))
+    host = DockerHost(socket=lambda argv: str(tmp_path / "no socket"), proc=str(tmp_path))
     assert host.containers(answers) == containers
 
 

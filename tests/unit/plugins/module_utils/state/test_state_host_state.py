@@ -62,11 +62,15 @@ def test_bare_host_has_empty_facts_and_no_error(root):
 
 def test_running_containers_of_docker_are_named(root, monkeypatch):
     asked = []
+    write(root, "etc/docker/daemon.json", '{"hosts": ["unix:///run/main.sock"]}')
     monkeypatch.setattr(docker_api, "containers", lambda path: asked.append(path) or ["c1", "c2"])
     for running, names in ((2, ["c1", "c2"]), (0, [])):
-        monkeypatch.setattr(docker_api, "info", lambda path, number=running: {"ContainersRunning": number})
-        assert host_state.read(host(root))["docker"]["containers"] == names
-    assert len(asked) == 1
+        monkeypatch.setattr(
+            docker_api, "info", lambda path, number=running: {"ContainersRunning": number, "Path": path}
+        )
+        found = host_state.read(host(root))["docker"]
+        assert (found["containers"], found["info"]["Path"]) == (names, str(root / "run/main.sock"))
+    assert asked == [str(root / "run/main.sock")]
 
 
 def test_memory_of_a_host_is_read_in_mib(root):
