@@ -33,6 +33,8 @@ options:
   settings:
     description:
       - The keys to set. Objects are merged key by key, every other value is replaced.
+      - With a O(record), a key that an earlier run set and that is no longer among the keys gets its former value
+        again, unless another user has changed it.
       - With O(state=absent), the keys to remove if they still have this value.
     type: dict
     default: {}

@@ -66,7 +66,9 @@ class Applier:
         self.before = daemon_json.decode(read_bytes(self.target))
         record = self.load_record()
         if not self.options.absent:
-            self.after, self.changes = daemon_json.merge(self.before, self.options.settings, self.options.remove)
+            self.after, self.changes = daemon_record.merge(
+                self.before, record, self.options.settings, self.options.remove
+            )
         elif record is not None:
             self.after, self.changes = daemon_record.undo(self.before, record)
         else:

@@ -8,11 +8,12 @@ was edited, each of our keys that still has our value gets its former value agai
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 from ..text import json_text
 from ..text.json_text import Path, same
 from .daemon_json import Change, compare, lookup, parse, split
+from .daemon_json import merge as merge_settings
 
 VERSION = 1
 _MISSING = object()
@@ -59,6 +60,24 @@ def update(
         "written": digest(new_text),
         "members": list(members.values()),
     }
+
+
+def merge(
+    text: str | None, record: dict[str, Any] | None, settings: dict[str, Any], remove: Iterable[Sequence[str]] = ()
+) -> tuple[str | None, list[Change]]:
+    """Returns the text with ``settings`` merged and the keys of ``remove`` removed, and the changes. Also reverts the
+    recorded keys that are no longer in ``settings`` or ``remove``.
+    """
+    body = split(text)[1]
+    desired = {path for path, _value in leaves((), settings)}
+    removed = [tuple(path) for path in remove]
+    for member in (record or {}).get("members", ()):
+        path = tuple(member["path"])
+        if path not in desired and not any(path[: len(one)] == one for one in removed):
+            body = undo_member(body, member)
+    merged = merge_settings(body, settings, removed)[0]
+    changes = compare(parse(text), parse(merged))
+    return (merged, changes) if changes else (text, [])
 
 
 def undo(text: str | None, record: dict[str, Any]) -> tuple[str | None, list[Change]]:

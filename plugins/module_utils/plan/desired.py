@@ -136,6 +136,7 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
         options["units"] += [engine_packages.DOCKER_UNIT, *engine_auto.units(part["engine"])]
         options["files"].append(daemon_json.PENDING)
         options["docker_config"] = part["docker_config"]
+        options["texts"] += [part["docker_record"]] if part["docker_record"] else []
         options["packages"] += [name_of(package) for package in engine_packages.names(part)]
         options["files"] += engine_auto.files(part["engine"])
         options["containerd_config"] = part["containerd_config"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..engines import (
     containerd_text,
     daemon_check,
     daemon_json,
+    daemon_record,
     docker_variants,
     engine_auto,
     engine_packages,
@@ -56,7 +58,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
     reason = found.reason or "packages are missing or of another version"
     path = wanted["docker_config"]
     try:
-        text, merged = daemon_json.merge(docker["config_text"], wanted["docker_settings"])
+        text, merged = daemon_record.merge(docker["config_text"], _record(wanted, state), wanted["docker_settings"])
         document = daemon_json.parse(text)
     except daemon_json.DaemonJsonError as fault:
         return NOTHING._replace(errors=[f"{path}: {fault}"])
@@ -87,6 +89,17 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
         reason = f"{DOCKER_UNIT} is not enabled" if len(changes) == 1 else reason
     part = Part(reason, changes, warnings=[*kubelet, *notes, *_by_device(document, state, desired)])
     return _docker_restart(part, wanted, state, daemon_json.needs_restart(todo)) if unit.get("active") else part
+
+
+def _record(wanted: dict[str, Any], state: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the record of the keys that earlier runs set in daemon.json. None if there is no record, or if it cannot
+    be read, which the role's module reports.
+    """
+    try:
+        record = json.loads((state.get("texts") or {}).get(wanted["docker_record"]) or "null")
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _by_device(document: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> list[str]:

@@ -383,6 +383,20 @@ def test_absent_gives_the_same_bytes(path: Path, tmp_path: Path, original: str |
     assert run(path, Daemon(path), {}, absent=True, record=str(record)).plan() == []
 
 
+def test_setting_that_is_no_longer_desired_is_reverted(path: Path, tmp_path: Path) -> None:
+    record = str(tmp_path / "record.json")
+    daemon = Daemon(path)
+    run(path, daemon, {**NVIDIA, "default-shm-size": "2G"}, record=record)
+    predicted = run(path, daemon, NVIDIA, record=record, check_mode=True).plan()
+    # A reload would keep the value of a removed key.
+    assert predicted == ['remove default-shm-size (was "2G")', "restart docker"]
+    assert run(path, daemon, NVIDIA, record=record).plan() == predicted
+    assert json.loads(path.read_text()) == NVIDIA
+    assert run(path, daemon, NVIDIA, record=record).plan() == []
+    run(path, daemon, {}, absent=True, record=record)
+    assert not path.exists()
+
+
 def test_invalid_json_is_not_touched(path: Path) -> None:
     text = '{\n  "runtimes": {}\n  "default-shm-size": "2G"\n}\n'
     path.write_text(text)

@@ -100,6 +100,42 @@ def test_rollback_after_changes_by_both_programs() -> None:
     assert json.loads(daemon_record.undo(new, record)[0]) == {"a": 1, "theirs": 1}
 
 
+SMALLER = {key: value for key, value in NVIDIA.items() if key != "default-shm-size"}
+# columns: original text, change by another program after the first run, settings of the second run, keys that it
+# removes; expected content after it
+NO_LONGER = [
+    (None, {}, SMALLER, [], SMALLER),
+    ('{"bridge": "none"}', {}, SMALLER, [], {"bridge": "none", **SMALLER}),
+    ('{"default-shm-size": "64M"}', {}, SMALLER, [], {"default-shm-size": "64M", **SMALLER}),
+    # The other program gave our key a new value, or the file already had our value.
+    (None, {"default-shm-size": "8G"}, SMALLER, [], {"default-shm-size": "8G", **SMALLER}),
+    (json.dumps(NVIDIA), {}, SMALLER, [], NVIDIA),
+    (None, {"debug": True}, {}, [], {"debug": True}),
+    (None, {}, {"runtimes": {}}, [], {"runtimes": {}}),
+    ('{"a": {"b": 1}}', {}, NVIDIA, [("a",)], NVIDIA),
+]
+
+
+@pytest.mark.parametrize(("original", "theirs", "second", "remove", "left"), NO_LONGER)
+def test_recorded_key_that_is_no_longer_desired_is_reverted(
+    original: str | None, theirs: dict, second: dict, remove: list, left: dict
+) -> None:
+    text, record = applied(original, NVIDIA)
+    text = daemon_json.merge(text, theirs)[0]
+    new, changes = daemon_record.merge(text, record, second, remove)
+    assert daemon_json.parse(new) == left
+    record = daemon_record.update(record, text, new, changes)
+    assert daemon_record.merge(new, record, second, remove) == (new, [])
+    if not theirs:
+        assert daemon_record.undo(new, record)[0] == original
+
+
+def test_removed_key_returns_if_its_removal_is_no_longer_desired() -> None:
+    new, changes = daemon_record.merge('{"a": {"b": 1}}', None, NVIDIA, [("a",)])
+    record = daemon_record.update(None, '{"a": {"b": 1}}', new, changes)
+    assert daemon_json.parse(daemon_record.merge(new, record, NVIDIA)[0]) == {"a": {"b": 1}, **NVIDIA}
+
+
 # columns: text of daemon.json, settings that may be ours; expected text after a rollback without a record
 TAKEN_OUT = [
     (None, NVIDIA, None),

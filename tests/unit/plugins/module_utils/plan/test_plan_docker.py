@@ -5,9 +5,12 @@ not allow, faults in daemon.json, and unusual installations of docker.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
-from plan_samples import DAEMON_JSON, DOCKER, made
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired
+from plan_samples import DAEMON_JSON, DOCKER, VARIABLES, made
 
 LOCAL_LOGS = {"__container_runtime_docker_settings": {"log-driver": "local"}}  # This setting needs a restart of docker.
 BUSY = {"docker.info.ContainersRunning": 3}
@@ -57,6 +60,40 @@ def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, s
     # An allowed restart that stops or may stop containers is marked as a disturbance.
     marked = [step["disturbs"] for step in found["steps"] if step["role"] == "container_runtime"]
     assert fault or marked == [bool(note)]
+
+
+RECORD = "/var/lib/vgpu/baseline/daemon.json"
+WITH_SIZE = DAEMON_JSON.replace("{", '{"default-shm-size": "2G", ', 1)
+MEMBER = {"path": ["default-shm-size"], "had": False, "ours": "2G", "ours_removed": False}
+# columns: text of the record (None: no record), running containers; expected change, words of the error
+SIZES = [
+    (json.dumps({"members": [MEMBER]}), 0, 'remove default-shm-size (was "2G")', ""),
+    (
+        json.dumps({"members": [MEMBER]}),
+        3,
+        'remove default-shm-size (was "2G")',
+        "a restart of docker for default-shm-",
+    ),
+    # The administrator set this key himself, or the record cannot be read, which the role reports.
+    (json.dumps({"members": []}), 0, "", ""),
+    (None, 0, "", ""),
+    ("torn", 0, "", ""),
+    ("[]", 0, "", ""),
+]
+
+
+@pytest.mark.parametrize(("record", "running", "change", "fault"), SIZES)
+def test_setting_that_is_no_longer_desired_is_planned(record, running, change, fault):
+    state = {"docker.config_text": WITH_SIZE, ("texts",): {RECORD: record}, "docker.info.ContainersRunning": running}
+    found = made({"__container_runtime_docker_record": RECORD}, state)
+    changes = [one for step in found["steps"] if step["role"] == "container_runtime" for one in step["changes"]]
+    assert changes == ([f"/etc/docker/daemon.json: {change}"] if change else [])
+    assert [fault in one for one in found["errors"]] == [True] * bool(fault)
+
+
+def test_record_of_docker_is_read():
+    wanted = desired.collect({**VARIABLES, "__container_runtime_docker_record": RECORD})
+    assert RECORD in desired.reads(wanted)["texts"]
 
 
 # invalid, because line 3 has no comma at its end
