@@ -229,11 +229,15 @@ class Values:
             clean[name] = value
 
     def of_role(self, name: str) -> Any:
-        """Returns the value of a variable or of its default; None if it cannot be evaluated yet."""
+        """Returns the value of a variable or of its default; None if it cannot be evaluated yet. A text such as "no",
+        which the command line gives, is returned as the boolean that it means.
+        """
         try:
-            return self.evaluate(self.variables[name] if name in self.variables else self.check.base[name])
+            value = self.evaluate(self.variables[name] if name in self.variables else self.check.base[name])
         except Exception:  # A template may raise any exception. read() reports it if the variable is set.
             return None
+        kind = role_tables.kinds().get(name)
+        return kind.read(value, name, []) if kind else value
 
     def evaluate(self, raw: Any) -> Any:
         """Returns the value of a variable with its templates evaluated, in plain Python types."""

@@ -197,6 +197,7 @@ RIGHT = [
     {"nvidia_driver_prebuilt": False},
     {"nvidia_driver_prebuilt": "auto"},
     {"nvidia_driver_hold": "yes"},  # -e gives strings
+    {"nvidia_driver_vgpu_guest": "false"},
     {"verify_timeout": "60"},
     {"upgrade_serial": [1, "25%"]},
     {"upgrade_serial": 3},
