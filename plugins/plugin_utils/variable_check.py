@@ -21,9 +21,13 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.plan import relations
 from ansible_collections.vgpu.fleet.plugins.plugin_utils import role_tables
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Source, Sources
 
-WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A name in a template; Python and Jinja also accept letters such as ö in names.
+WORD = re.compile(r"[^\W\d]\w*")
 # A template that uses these names can read variables that its text does not name.
-INDIRECT = frozenset(("hostvars", "vars", "varnames"))
+INDIRECT = frozenset(("hostvars", "vars", "lookup", "query", "q", "include", "import", "extends"))
+# Calls of lookups that read no variables of a host. The defaults of the roles use them, so they must not count as
+# indirect: otherwise these defaults would be evaluated again for each host.
+DIRECT = re.compile(r"""\b(?:lookup|query|q)\(\s*(['"])(?:(?:ansible\.builtin\.)?(?:env|file)|vgpu\.fleet\.\w+)\1""")
 # Variables that ansible-core itself adds to those of a task.
 OF_TASK = frozenset(("hostvars", "vars", "role_path"))
 # Variables that name a kubeconfig file on the controller.
@@ -270,7 +274,7 @@ def closure(values: Any, variables: dict[str, Any]) -> set[str]:
     found: set[str] = set()
     waiting = [text for value in values for text in templates(value)]
     while waiting:
-        for word in WORD.findall(waiting.pop()):
+        for word in WORD.findall(DIRECT.sub("", waiting.pop())):
             if word not in found:
                 found.add(word)
                 waiting += templates(variables.get(word))

@@ -274,12 +274,29 @@ def test_error_of_many_hosts_is_one_line_with_their_number() -> None:
 # columns: the value of a variable on 50 hosts; expected number of checks
 @pytest.mark.parametrize(
     ("value", "kinds"),
-    [(3, 1), ("{{ shared }}", 1), ("{{ rack }}", 50), ("{{ inventory_hostname | length }}", 50)],
+    [
+        (3, 1),
+        ("{{ shared }}", 1),
+        ("{{ rack }}", 50),
+        ("{{ größe }}", 50),
+        ("{{ inventory_hostname | length }}", 50),
+        # The text does not name the variables that these templates read.
+        ("{{ lookup('template', 'slices.j2') }}", 50),
+        ("{{ lookup('ansible.builtin.vars', 'ra' ~ 'ck') }}", 50),
+        ("{{ query('some.other.lookup') | first }}", 50),
+        ("{{ lookup(shared) }}", 50),
+        ("{% include 'slices.j2' %}", 50),
+        # These lookups read no variables of a host.
+        ("{{ lookup('file', '/etc/slices') }}", 1),
+        ("{{ query(\"ansible.builtin.env\", 'SLICES') | first }}", 1),
+        ("{{ lookup('ansible.builtin.file', '/etc/' ~ rack) }}", 50),
+        ("{{ lookup('file', '/x') ~ lookup('template', 'x') }}", 50),
+    ],
 )
 def test_alike_hosts_are_checked_once(value: Any, kinds: int) -> None:
     """Hosts share one check unless a relevant variable differs."""
     hosts = {
-        f"h{n}": trusted({"vgpu_split_count": value, "shared": 4, "rack": n, "inventory_hostname": f"h{n}"})
+        f"h{n}": trusted({"vgpu_split_count": value, "shared": 4, "rack": n, "größe": n, "inventory_hostname": f"h{n}"})
         for n in range(50)
     }
     here = {**hosts["h0"], "hostvars": HostVars(hosts), "inventory_hostname": "h0"}
