@@ -115,7 +115,7 @@ def main() -> None:
     try:
         if options["state"] == "present":
             python = plugin_python.small_program(Host().os_release(), options["python"])
-            run.present(Mig(), geometry, options["boot"], python)
+            run.present(Mig, geometry, options["boot"], python)
         else:
             run.absent(Mig)
         run.restart(options["restart"])

@@ -73,6 +73,37 @@ from ..module_utils.host.systemd_units import UnitError, UnitFiles
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 
 
+def present(module: AnsibleModule, run: UnitFiles) -> list[str]:
+    """Installs and starts the service, or in check mode predicts it. Returns the limits of each client."""
+    options, found = module.params, nvml.read()
+    if module.check_mode and not found["ok"]:
+        # The role nvidia_driver installs the driver only in the real run.
+        module.warn(f"MPS: NVML does not answer ({found['error']}), so the limits of the clients are not known yet")
+        run.plan.append(f"run {mps.UNIT} when the driver answers")
+        return []
+    if not found["ok"] or not found["gpus"]:
+        module.fail_json(
+            msg=f"MPS: NVML lists no GPU ({found['error'] or 'the host has none'}); repair the driver first"
+        )
+    refused = mps.refusals(found["gpus"], options["replicas"], found["cuda_version"])
+    if not os.path.exists(CONTROL):
+        missing = (
+            f"{CONTROL} is missing; install nvidia-cuda-mps (Debian), or nvidia-compute-utils of the branch (Ubuntu)"
+        )
+        if module.check_mode:
+            # The role mps installs mps_packages only in the real run.
+            module.warn(f"MPS: {missing}, or name the package in mps_packages")
+        else:
+            refused.append(missing)
+    if refused:
+        module.fail_json(msg="MPS cannot share the GPUs of this host:\n- " + "\n- ".join(refused))
+    files = mps.files(
+        found["gpus"], options["replicas"], options["mps_root"], options["resource"], options["exclusive"]
+    )
+    run.install(files, start=True)
+    return mps.limits(found["gpus"], options["replicas"])
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -84,31 +115,13 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    options = module.params
     run = UnitFiles(mps.UNIT, module.check_mode)
     commands: list[str] = []
     try:
-        if options["state"] == "absent":
+        if module.params["state"] == "absent":
             run.remove([mps.UNIT_PATH, mps.START_PATH], [os.path.dirname(mps.START_PATH)])
         else:
-            found = nvml.read()
-            if not found["ok"] or not found["gpus"]:
-                module.fail_json(
-                    msg=f"MPS: NVML lists no GPU ({found['error'] or 'the host has none'}); repair the driver first"
-                )
-            refused = mps.refusals(found["gpus"], options["replicas"], found["cuda_version"])
-            if not os.path.exists(CONTROL):
-                refused.append(
-                    f"{CONTROL} is missing; install nvidia-cuda-mps (Debian), or nvidia-compute-utils of the "
-                    f"branch (Ubuntu)"
-                )
-            if refused:
-                module.fail_json(msg="MPS cannot share the GPUs of this host:\n- " + "\n- ".join(refused))
-            commands = mps.limits(found["gpus"], options["replicas"])
-            wanted = mps.files(
-                found["gpus"], options["replicas"], options["mps_root"], options["resource"], options["exclusive"]
-            )
-            run.install(wanted, start=True)
+            commands = present(module, run)
     except (UnitError, OSError) as fault:
         module.fail_json(msg=f"MPS: {fault}", plan=run.plan)
     module.exit_json(changed=bool(run.plan), plan=run.plan, limits=commands)

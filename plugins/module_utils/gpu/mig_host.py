@@ -36,13 +36,28 @@ class MigHost:
     def path(self, path: str) -> str:
         return os.path.join(self.root, path.lstrip("/"))
 
-    def present(self, nvml: Mig, geometry: dict[str, int], boot: bool = True, python: str = "/usr/bin/python3") -> None:
+    def present(
+        self,
+        session: Callable[[], Mig],
+        geometry: dict[str, int],
+        boot: bool = True,
+        python: str = "/usr/bin/python3",
+    ) -> None:
         if not geometry:
             raise MigError(
                 "the geometry is empty; name at least one profile, such as {1g.10gb: 7}, or use state: absent"
             )
-        # Record the former geometry before the first change, so that a killed run does not lose it.
-        self._apply(nvml, geometry, None, keep=True)
+        try:
+            nvml = _started(session)
+        except NvmlError as fault:
+            if not self.check_mode:
+                raise
+            # The role nvidia_driver installs the driver only in the real run.
+            self.plan.append(f"set the GPUs to {mig_plan.show(geometry)}")
+            self.warnings.append(f"the geometry of the GPUs is not known yet: {fault}")
+        else:
+            # Record the former geometry before the first change, so that a killed run does not lose it.
+            self._apply(nvml, geometry, None, keep=True)
         if boot:
             self.warnings += self.without_python(python)
             self.unit.install(mig_unit.files(geometry, python), start=False)
@@ -70,7 +85,7 @@ class MigHost:
             except (ValueError, KeyError, TypeError) as fault:
                 raise MigError(f"the record {self.record} cannot be read ({fault}); restore it or remove it") from None
             try:
-                self._apply(session(), {}, kept, keep=False)
+                self._apply(_started(session), {}, kept, keep=False)
             except NvmlError as fault:
                 # This is only a warning, because a host whose driver was removed has no geometry to restore.
                 self.warnings.append(f"the former geometry of the GPUs was not restored: {fault}")
@@ -81,7 +96,6 @@ class MigHost:
                 os.unlink(self.path(self.record))
 
     def _apply(self, nvml: Mig, geometry: dict[str, int], of_gpu: dict[str, dict[str, int]] | None, keep: bool) -> None:
-        nvml.start()
         try:
             predicted = mig_apply.apply(nvml, geometry, True, of_gpu)
             if (
@@ -112,3 +126,9 @@ class MigHost:
         ]
         title = "MIG geometry"
         return [{"before_header": title, "after_header": title, "before": lines[0], "after": lines[1]}]
+
+
+def _started(session: Callable[[], Mig]) -> Mig:
+    nvml = session()
+    nvml.start()
+    return nvml

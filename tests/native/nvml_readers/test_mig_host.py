@@ -30,7 +30,7 @@ def run(argv):
 host = mig_host.MigHost("/var/lib/mig.json", wanted["check"], wanted["root"], run)
 try:
     if wanted["state"] == "present":
-        host.present(mig_nvml.Mig(), wanted["geometry"])
+        host.present(mig_nvml.Mig, wanted["geometry"])
     else:
         host.absent(mig_nvml.Mig)
     host.restart(["vgpu-device-plugin.service"])
