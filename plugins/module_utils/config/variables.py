@@ -110,7 +110,7 @@ VARIABLES: dict[str, Variable] = {
         "how pods get GPUs; dra: by claims, from Kubernetes 1.36 on",
     ),
     "vgpu_devices": Variable(
-        ListOf(EXCEPTION), [], (*VCUDA, "devices"), "exceptions by index, uuid or model; the first match wins"
+        ListOf(EXCEPTION), [], (*VCUDA, "devices"), "exceptions by index, uuid or model; first match wins; not with mps"
     ),
     "vgpu_multi_slice": Variable(
         Choice("distinct", "merge"),
@@ -263,7 +263,7 @@ BY_LABEL = {
 # are not listed, because they always need ``vcuda``.
 OTHER_MODES = {
     "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
-    "vgpu_devices": ("vcuda", "time-slicing", "mps"),
+    "vgpu_devices": ("vcuda", "time-slicing"),
     "vgpu_rename_by_default": ("time-slicing", "mps", "mig"),
     "vgpu_fail_requests_greater_than_one": ("time-slicing", "mps", "mig"),
     "vgpu_time_slice": ("time-slicing",),
@@ -326,7 +326,10 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
     for name, variable in VARIABLES.items():
         mode = clean["vgpu_sharing"]
         modes = OTHER_MODES.get(name) or ("vcuda" if variable.node[:2] == VCUDA else mode,)
-        if mode not in modes and clean[name] != variable.default:
+        if (mode, name) == ("mps", "vgpu_devices") and clean[name]:
+            message = "the daemon of MPS has one split for all GPUs; remove it, or choose vcuda or time-slicing"
+            findings.append(error(name, message))
+        elif mode not in modes and clean[name] != variable.default:
             message = f"has no effect with vgpu_sharing: {mode}; it applies to {' and '.join(modes)}"
             findings.append(warning(name, message))
     findings += oversold(clean)
@@ -334,9 +337,7 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         if not clean["vgpu_mig_geometry"]:
             findings.append(error("vgpu_mig_geometry", "is empty; name a profile, such as {1g.10gb: 7}"))
         if clean["vgpu_mig_strategy"] == "none":
-            message = (
-                "with none, no MIG device is advertised; choose mixed, or single if all GPUs have one common profile"
-            )
+            message = "with none, no MIG device is advertised; choose mixed, or single if all GPUs have one profile"
             findings.append(error("vgpu_mig_strategy", message))
         for profile in sorted(set(clean["vgpu_mig_replicas"]) - set(clean["vgpu_mig_geometry"])):
             made = ", ".join(sorted(clean["vgpu_mig_geometry"]))
@@ -372,10 +373,7 @@ def _driver_limits(clean: dict[str, Any]) -> list[Finding]:
         cause = "the memory of a MIG device is separate" if sharing == "mig" else "whole GPUs have no limit"
         return [error(name, f"driver has nothing to enforce with vgpu_sharing: {sharing}, because {cause}; set auto")]
     if sharing == "vcuda" and not clean["vgpu_count_context"]:
-        message = (
-            "driver always counts contexts, and vgpu_count_context is false; set vgpu_count_context to true, or "
-            "use auto"
-        )
+        message = "driver always counts contexts, and vgpu_count_context is false; set that to true, or use auto"
         return [error(name, message)]
     return []
 
@@ -389,18 +387,15 @@ def named(clean: dict[str, Any], name: str) -> dict[str, Any]:
 def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
     """Returns the findings for one entry of vgpu_configs, with paths of its keys."""
     own, path = clean["vgpu_configs"][name], f"vgpu_configs.{name}."
+    mode, wanted = clean["vgpu_sharing"], own.get("sharing", clean["vgpu_sharing"])
     findings = [
         error(path + key, "a named configuration cannot set this; set it for the host's group")
-        for key in ONLY_FOR_THE_HOST
+        for key in (*ONLY_FOR_THE_HOST, *(("split_count",) if mode == "mps" else ()))
         if key in own
     ]
-    mode, wanted = clean["vgpu_sharing"], own.get("sharing", clean["vgpu_sharing"])
     allowed = BY_LABEL.get(mode, (mode,))
     if wanted not in allowed:
-        message = (
-            f"{wanted} needs services that vgpu_sharing: {mode} does not install on the node; choose "
-            f"{' or '.join(allowed)}"
-        )
+        message = f"{wanted} needs services that vgpu_sharing: {mode} does not install; choose {' or '.join(allowed)}"
         findings.append(error(path + "sharing", message))
     for fault in unavailable(named(clean, name)):
         key = fault.path[len(PREFIX) :]

@@ -188,6 +188,17 @@ def test_unrelated_variables_are_ignored():
             "vgpu_mig_replicas.2g.20gb",
             "error",
         ),
+        ({"vgpu_sharing": "mps", "vgpu_devices": [{"match": {"index": 0}, "split_count": 8}]}, "vgpu_devices", "error"),
+        (
+            {"vgpu_sharing": "mps", "vgpu_configs": {"big": {"devices": [{"match": {"index": 0}}]}}},
+            "vgpu_configs.big.devices",
+            "error",
+        ),
+        (
+            {"vgpu_sharing": "mps", "vgpu_configs": {"big": {"split_count": 3}}},
+            "vgpu_configs.big.split_count",
+            "error",
+        ),
         ({"vgpu_allocation": "dra", "vgpu_sharing": "mps"}, "vgpu_allocation", "error"),
         ({"vgpu_allocation": "dra", "vgpu_handover": "envvar"}, "vgpu_handover", "error"),
         ({"vgpu_allocation": "dra", "vgpu_multi_slice": "merge"}, "vgpu_multi_slice", "warning"),
