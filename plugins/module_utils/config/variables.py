@@ -54,7 +54,7 @@ EXCEPTION = Record(dict(PER_GPU, match=MATCH), required=("match",))
 RESOURCE_NAMES = Record(
     {"count": RESOURCE, "memory": RESOURCE, "memory_percentage": RESOURCE, "cores": RESOURCE, "priority": RESOURCE}
 )
-MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb(\+[a-z.]+)?\Z")
+MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb([+-][a-z.]+)?\Z")
 METRICS_LISTEN = Text(
     "an address and a port, such as 127.0.0.1:9410, or an empty text",
     r"^([^\s:]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5})?\Z",

@@ -16,8 +16,8 @@ from .nvml import CtypesReader, NvmlError
 NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND, IN_USE = 3, 2, 6, 13, 19
 INSUFFICIENT_SIZE, INSUFFICIENT_RESOURCES = 7, 23
 # NVML numbers its profiles from 0 and returns INVALID_ARGUMENT for a number that it does not know. The numbers below
-# this bound are tried.
-PROFILES = 16
+# this bound are tried. nvml.h of driver 615 has 18 of them, and later ones may have more.
+PROFILES = 32
 # Maximum instances of one profile on a GPU.
 MOST = 8
 # Maps the number of a GPU instance's slices (NVIDIA's units of a GPU) to the compute profile that uses all of these

@@ -121,6 +121,8 @@ def test_bad_exception_is_an_error_with_its_place(exception, path, words):
         ("vgpu_memory_scaling", 1e-5, "0.00001"),
         ("vgpu_cores_scaling", None, None),
         ("vgpu_oom_killer", "true", True),
+        # Names of profiles of an RTX PRO 6000.
+        ("vgpu_mig_geometry", {"1g.24gb-me": 3, "1g.24gb+me.all": "1"}, {"1g.24gb-me": 3, "1g.24gb+me.all": 1}),
         ("vgpu_devices", [], []),
         ("vgpu_devices", [{"match": {"index": 0}}], [{"match": {"index": 0}}]),
         ("vgpu_devices", [{"match": {"index": 255}}], [{"match": {"index": 255}}]),
