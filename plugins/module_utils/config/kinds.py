@@ -12,6 +12,8 @@ import re
 from decimal import Decimal
 from typing import Any, NamedTuple, Sequence
 
+# Pattern of a port, 0 to 65535.
+PORT = "([0-5]?[0-9]{1,4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 DECIMAL_TEXT = re.compile(r"^[0-9]{1,9}(\.[0-9]{1,12})?\Z")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, Iterable, Mapping
 
-from .kinds import EXPECTED_NAMES, Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, error
+from .kinds import EXPECTED_NAMES, PORT, Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, error
 from .kinds import Mapping as MappingKind
 from .kinds import Text as ExactText
 
@@ -86,7 +86,9 @@ TIGHTER: dict[str, Kind] = {
     "nvidia_driver_branch": Text("a number such as 580 or an empty text", r"^([0-9]{3,4})?\Z"),
     "nvidia_driver_fabric_manager": AUTO_OR_FLAG,
     "nvidia_driver_prebuilt": AUTO_OR_FLAG,
-    "nvidia_driver_vgpu_license_server": Text("name:port or an empty text", r"^([^\s:]+(:[0-9]{1,5})?)?\Z"),
+    "nvidia_driver_vgpu_license_server": Text(
+        "name:port with a port up to 65535, or an empty text", rf"^([^\s:]+(:{PORT})?)?\Z"
+    ),
     "upgrade_serial": Either(SERIAL, ListOf(SERIAL)),
     "vcuda_archive_checksum": CHECKSUM,
 }

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from .kinds import (
     EXPECTED_NAMES,
+    PORT,
     Bool,
     Choice,
     Finding,
@@ -56,8 +57,8 @@ RESOURCE_NAMES = Record(
 )
 MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb([+-][a-z.]+)?\Z")
 METRICS_LISTEN = Text(
-    "an address and a port, such as 127.0.0.1:9410, or an empty text",
-    r"^([^\s:]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5})?\Z",
+    "an address and a port up to 65535, such as 127.0.0.1:9410, or an empty text",
+    rf"^(([^\s:]*|\[[0-9a-fA-F:]+\]):{PORT})?\Z",
 )
 CONFIG_NAME = Text("a name of lowercase letters, digits and dashes", r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 

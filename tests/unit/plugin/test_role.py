@@ -187,6 +187,10 @@ def test_taint_of_the_node(host, expected):
 ADDRESSES = [
     *((one, True) for one in ("127.0.0.1:9410", ":9410", "[::1]:9410", "localhost:9410", "")),
     *((one, False) for one in ("9410", "127.0.0.1", "127.0.0.1:x", "::1:9410", "127.0.0.1:9410 ", "http://x:9410")),
+    # The greatest port is 65535.
+    *((f":{port}", True) for port in (1, 9999, 10000, 59999, 60000, 64999, 65499, 65529, 65535)),
+    *((f":{port}", False) for port in (65536, 65540, 65600, 66000, 70000, 94100, 100000)),
+    ("[::1]:65536", False),
 ]
 
 

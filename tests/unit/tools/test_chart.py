@@ -144,7 +144,7 @@ TRIED: dict[str, list[Any]] = {
     ],
     "vgpu_log_level": [0, 5, 6, -1],
     "vgpu_oom_killer": [True, False, 1, 0, None],
-    "vgpu_metrics_listen": ["", ":9410", "127.0.0.1:9410", "[::1]:9410", "9410", "host:port", ":123456", 9410],
+    "vgpu_metrics_listen": ["", ":9410", "127.0.0.1:9410", "[::1]:9410", "9410", "host:port", ":65536", 9410],
     "vgpu_configs": [
         {},
         {"big": {"split_count": 2, "oom_killer": True}},

@@ -177,6 +177,7 @@ MORE = [
     ("device_plugin_conflicting_plugins_remove", ["DaemonSet a/b"], "device_plugin_api_kubeconfig is empty"),
     ("vcuda_archive", "/tmp/x.tar", "vcuda_archive_checksum is empty"),
     ("nvidia_driver_source", "mirror", "is mirror and nvidia_driver_repository is empty"),
+    ("nvidia_driver_vgpu_license_server", "licences:74700", "expected name:port"),
     ("nvidia_driver_vgpu_guest", True, "set nvidia_driver_source to mirror or file"),
     ("nvidia_driver_version", "384.80", "too old"),
     ("vgpu_sharing", "mig", "name a profile"),
