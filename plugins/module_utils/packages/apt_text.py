@@ -156,7 +156,7 @@ def parse_policy(text: str) -> dict[str, dict[str, Any]]:
             key, _colon, value = line.strip().partition(": ")
             found[name][key.lower()] = None if value == "(none)" else value
         elif name:
-            version = re.match(r"^ (?:\*\*\*|   ) (\S+) -?\d+$", line)
+            version = re.match(r"^ (?:\*\*\*|   ) (\S+) -?\d+(?: \(phased \d+%\))?$", line)
             if version:
                 found[name]["versions"].append(version.group(1))
     return found

@@ -98,8 +98,19 @@ def test_missing_components_are_added_to_each_suite(entries: list, wanted: str, 
     assert apt_text.missing_components(entries, "bookworm", wanted.split()) == added
 
 
-# recorded output of `apt-cache policy`
-POLICY = """busybox:
+# Recorded output of `apt-cache policy`. The package apt is from Ubuntu 22.04, which marks an update that only a part of
+# the hosts gets at first as phased.
+POLICY = """apt:
+  Installed: 2.4.6
+  Candidate: 2.4.7
+  Version table:
+     2.4.7 500 (phased 20%)
+        500 http://archive.ubuntu.com/ubuntu jammy-updates/main amd64 Packages
+ *** 2.4.6 100
+        100 /var/lib/dpkg/status
+     2.4.5 500
+        500 http://archive.ubuntu.com/ubuntu jammy/main amd64 Packages
+busybox:
   Installed: (none)
   Candidate: 1:1.35.0-4+deb12u1+b1
   Version table:
@@ -128,6 +139,7 @@ def test_output_of_apt_cache_policy_is_parsed() -> None:
     assert policy["nvidia-smi"] == {"installed": None, "candidate": None, "versions": []}
     assert policy["runc"]["installed"] == "1.1.5+ds1-1+deb12u1"
     assert policy["runc"]["versions"] == ["1.2.0-1", "1.1.5+ds1-1+deb12u1"]
+    assert policy["apt"] == {"installed": "2.4.6", "candidate": "2.4.7", "versions": ["2.4.7", "2.4.6", "2.4.5"]}
 
 
 # columns: package, with its version after "="; expected message (None: the package is available)
@@ -136,6 +148,7 @@ AVAILABLE = [
     ("busybox=*", None),
     ("busybox=1:1.35*", None),
     ("runc=1.2.0-1", None),
+    ("apt=2.4.7", None),
     ("busybox=2*", "busybox: no version 2*; there are 1:1.35.0-4+deb12u1+b1"),
     ("nvidia-smi", "nvidia-smi: no repository of this host has it"),
     ("nosuch", "nosuch: no repository of this host has it"),
@@ -192,6 +205,7 @@ RESOLVED = [
     ("busybox=*", "busybox"),
     ("busybox=1:1.35*", "busybox=1:1.35.0-4+deb12u1+b1"),
     ("runc=1.*", "runc=1.2.0-1"),
+    ("apt=2.4.*", "apt=2.4.7"),  # as apt itself, whose candidate is the phased version
     ("runc=1.1.5+ds1-1+deb12u1", "runc=1.1.5+ds1-1+deb12u1"),
 ]
 
