@@ -121,7 +121,8 @@ options:
     default: []
   hold:
     description:
-      - Installed packages that are held at their version during upgrades of the whole system.
+      - Installed packages that are held at their version during upgrades of the whole system. Other packages that
+        O(record) lists as held are released.
       - A package that another user holds is never changed; the module fails with its name.
     type: list
     elements: str

@@ -91,6 +91,7 @@ options:
       - Names or patterns of packages that are locked at their version. For dnf, the module installs the versionlock
         plugin.
       - Packages that match a pattern with C(!) before it are not locked.
+      - Other packages that O(record) lists as locked are released.
       - A package that another user locked is never changed; the module fails with its name.
     type: list
     elements: str

@@ -212,7 +212,8 @@ class PackageSet:
             )
 
     def hold(self) -> None:
-        """Holds the packages at their version, so that an upgrade of the whole system does not change them."""
+        """Holds the packages against upgrades of the whole system. Releases the other packages that this set held."""
+        self.release({*self.own_holds} - {*self.desired.hold})
         if not self.desired.hold:
             return
         there = {name for name, known in self.host.policy(self.desired.hold).items() if known.get("installed")}
@@ -224,6 +225,17 @@ class PackageSet:
         if todo and not self.check_mode:
             self.remember({"holds": todo})
             self.host.mark("hold", todo)
+
+    def release(self, names: set[str]) -> None:
+        """Releases those of these packages that are held, and removes them from the record. So a hold that another user
+        sets later stays.
+        """
+        held = sorted(names & {*self.host.held()} - {*self.transaction.remove}) if names else []
+        self.plan += [f"release {name}" for name in held]
+        if held and not self.check_mode:
+            self.host.mark("unhold", held)
+        if names and not self.check_mode:
+            package_manager.forget(self.desired.record, "holds", names)
 
     def refuse_removals(self) -> None:
         # apt may remove packages that this set installed earlier, because the new packages may replace them, such as
@@ -351,11 +363,7 @@ class PackageSet:
         there += self.host.leftovers([name for name in record.get("packages", []) if name not in there])
         if there:
             self.remove(there)
-        holds = sorted({*record.get("holds", [])} & {*self.host.held()} - {*self.transaction.remove})
-        if holds:
-            self.plan += [f"release {name}" for name in holds]
-            if not self.check_mode:
-                self.host.mark("unhold", holds)
+        self.release({*record.get("holds", [])})
         files = dict(record.get("files", {f"{SOURCES}/{self.desired.name}.sources": None}))
         wanted = {path: text for path, text in files.items() if text is None or read_bytes(path) is None}
         for path, text in wanted.items():

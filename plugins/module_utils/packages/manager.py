@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import subprocess
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Container, Mapping, NamedTuple
 
 from ..host.files import read_bytes, write_bytes
 
@@ -74,6 +74,13 @@ def read_record(path: str | None) -> dict[str, Any]:
 
 def write_record(path: str, record: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
+
+
+def forget(path: str | None, key: str, names: Container[str]) -> None:
+    """Removes these names from a list in the record of a role."""
+    if path:
+        record = read_record(path)
+        write_record(path, {**record, key: [one for one in record.get(key, []) if one not in names]})
 
 
 def difference(title: str, before: str, after: str) -> dict[str, str]:

@@ -177,7 +177,9 @@ class PackageSet:
             self.remember({"packages": sorted(came), "unsettled": None})
 
     def hold(self) -> None:
-        """Locks the packages at their version, so that an upgrade of the whole system does not change them."""
+        """Locks the packages against upgrades of the whole system. Releases the other packages that this set locked."""
+        recorded = self.load_record().get("locks", [])
+        self.release([one for one in recorded if not matching([one], self.desired.hold)])
         names = matching(_without_keys(self.after), self.desired.hold)
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
         moved = [name for name in self.installed if name in ours]
@@ -187,6 +189,17 @@ class PackageSet:
             self.remember({"locks": todo})
             if self.host.manager == "dnf" or set(todo) - set(moved):
                 self.host.lock({name: self.after[name] for name in todo if name in self.after})
+
+    def release(self, recorded: Sequence[str]) -> None:
+        """Releases the locks of these recorded packages, and removes them from the record. So a lock that another user
+        sets later stays.
+        """
+        locked = matching(self.host.locks(), recorded) if recorded else []
+        self.plan += [f"release {name}" for name in locked]
+        if locked and not self.check_mode:
+            self.host.unlock(locked)
+        if recorded and not self.check_mode:
+            package_manager.forget(self.desired.record, "locks", recorded)
 
     def refuse_missing_files(self) -> None:
         missing = [path for path in self.desired.files if not os.path.exists(path)]
@@ -287,11 +300,7 @@ class PackageSet:
         there = [name for name in names if name in self.before]
         self.refuse_dependents(there)
         # Release the locks before the packages are removed, because a lock prevents the removal.
-        locked = matching(self.host.locks(), record.get("locks", []))
-        if locked:
-            self.plan += [f"release {name}" for name in locked]
-            if not self.check_mode:
-                self.host.unlock(locked)
+        self.release(record.get("locks", []))
         if there:
             self.plan += [f"remove {name} {self.before[name]}" for name in sorted(there)]
             self.after = {name: version for name, version in self.before.items() if name not in there}

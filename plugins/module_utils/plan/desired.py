@@ -20,6 +20,8 @@ from . import plugin_python
 
 # The roles in the order in which they run. Each role depends on the roles before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
+# The roles that can hold their packages at their version.
+HOLDERS = ("nvidia_driver", "nvidia_docker")
 
 # The variables of each role that the plan reads, without the role's prefix, with their defaults.
 INPUTS: dict[str, dict[str, Any]] = {
@@ -34,6 +36,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "nvidia_docker": {
         "package": "nvidia-container-toolkit",
         "packages": [],
+        "hold": False,
         "record": "",
         "config": {},
         "config_path": "/etc/nvidia-container-runtime/config.toml",
@@ -119,6 +122,8 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
     packages = [name_of(package) for names in asked for package in names]
     options: dict[str, Any] = {"packages": packages, "units": [], "files": [], "texts": []}
     options["files"] += [record for part in roles.values() for record in records(part)]
+    # These records name the packages that the roles held, which they release if they are no longer to hold them.
+    options["texts"] += [roles[name]["record"] for name in HOLDERS if roles.get(name, {}).get("record")]
     if "nvidia_driver" in roles:
         if driver_choice.touches_host(roles["nvidia_driver"]):
             options["units"] += driver_choice.UNITS

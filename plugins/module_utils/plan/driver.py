@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..driver.choice import Choice
 from ..driver.setup import STOPPED
 from ..driver.support import branch_of
 from ..host.digest import sha256
-from .part import NOTHING, PRESENT, Part, packages, undone
+from .part import NOTHING, PRESENT, Part, holds, packages, recorded, undone
 
 # Packages that fit a driver of any branch, so a change of them replaces no driver.
 BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenced\b)")
@@ -39,7 +38,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     host = [
         *_host_files(choice, state),
         *_token(wanted, state),
-        *_holds(choice, state),
+        *(holds(choice.manager, choice.holds, wanted["record"], state) if choice.manager else []),
         *_services(choice, state),
         *kernel,
         *_cut_off(wanted, state),
@@ -161,14 +160,6 @@ def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     return []
 
 
-def _holds(choice: Choice, state: dict[str, Any]) -> list[str]:
-    """Returns a change for each installed package that is not held. The role holds a package when it installs it."""
-    if choice.manager != "apt":
-        return []
-    held = state.get("held") or []
-    return [f"hold {name}" for name in choice.holds if state["packages"].get(name) and name not in held]
-
-
 def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
     """Returns changes for units that do not run, are not enabled, or have not read a changed file. Ignores units that
     are not installed yet.
@@ -186,12 +177,7 @@ def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
 
 def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """Returns changes that start services again. A killed run had stopped them for a reload of the kernel modules."""
-    text = (state.get("texts") or {}).get(wanted.get("setup_record") or "")
-    try:
-        stopped = json.loads(text or "{}").get(STOPPED) or []
-    except (ValueError, AttributeError):
-        # Ignore an unreadable record (the file that names these services) here, because the role's module reports it.
-        return []
+    stopped = recorded(wanted["setup_record"], state).get(STOPPED) or []
     return [f"start {name}, which an interrupted run had stopped" for name in stopped]
 
 

@@ -5,11 +5,12 @@ packages. No I/O.
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple, Sequence
 
 from ..driver.support import upstream
 from ..engines.engine_packages import manager_of
-from ..packages.pins import name_of, version_of
+from ..packages.pins import matching, name_of, version_of
 from ..packages.rpm_text import fits
 from .desired import records
 
@@ -53,6 +54,32 @@ def _matches_pattern(found: str, pin: str) -> bool:
     version.
     """
     return pin.endswith("*") and found.startswith(pin[:-1])
+
+
+def holds(manager: str, names: Sequence[str], record: str, state: dict[str, Any]) -> list[str]:
+    """Returns the changes that hold the installed packages at their version, and that release the other packages that
+    the role held. ``names``: the packages to hold; with dnf, patterns. ``record``: path of the role's record.
+    """
+    if manager != "apt":
+        # The state has no locks of dnf and zypper. The role locks a package when it installs it.
+        ours = recorded(record, state).get("locks") or []
+        return [f"release {name}" for name in ours if not matching([name], names)]
+    held = state.get("held") or []
+    ours = recorded(record, state).get("holds") or []
+    return [
+        *(f"hold {name}" for name in names if state["packages"].get(name) and name not in held),
+        *(f"release {name}" for name in ours if name in held and name not in names),
+    ]
+
+
+def recorded(path: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Returns a role's record of its changes, which is among the texts of the state. Returns an empty record for an
+    unreadable one, because the plan reports that elsewhere.
+    """
+    try:
+        return dict(json.loads((state.get("texts") or {}).get(path) or "{}"))
+    except (ValueError, TypeError):
+        return {}
 
 
 def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:

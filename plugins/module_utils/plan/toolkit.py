@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..config.kinds import Finding, warning
-from ..engines import engine_auto
+from ..engines import engine_auto, engine_packages
+from ..packages.pins import name_of
 from ..text import toml_text
-from .part import NOTHING, PRESENT, Part, packages, undone
+from .part import NOTHING, PRESENT, Part, holds, packages, undone
 
 # Keys of the toolkit's config.toml, with their defaults. BY_ENVIRONMENT: whether a container without privileges may
 # request GPUs by the variable NVIDIA_VISIBLE_DEVICES. BY_MOUNTS: whether it may request them by its mounts.
@@ -33,9 +34,21 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         merged = _merged(wanted, state)[1]
     except toml_text.TomlError as fault:
         return NOTHING._replace(errors=[f"{path}: {fault}"])
+    held = _holds(wanted, state)
+    if held and not changes:
+        reason = "packages are not held as desired"
     if merged and not changes:
         reason = f"{path} differs"
-    return Part(reason, changes + [f"{path}: {change}" for change in merged])
+    return Part(reason, [*changes, *held, *(f"{path}: {change}" for change in merged)])
+
+
+def _holds(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Returns the changes of holds. ``nvidia-docker2`` counts also as an optional package, which the role may have
+    installed.
+    """
+    optional = ["nvidia-docker2"] if wanted["package"] == "auto" else []
+    names = [*map(name_of, wanted["packages"]), *optional] if wanted["hold"] else []
+    return holds(engine_packages.manager_of(state["os"]), names, wanted["record"], state)
 
 
 def _on_docker(state: dict[str, Any], desired: dict[str, Any]) -> bool:

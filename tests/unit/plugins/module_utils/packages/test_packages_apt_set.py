@@ -340,6 +340,21 @@ def test_package_installed_before_is_released_and_stays(apt: Apt, tmp_path: Path
     assert (apt.holds, apt.here) == ({"runc"}, {"docker.io": "1.0-1", "runc": "1"})
 
 
+def test_holds_that_are_no_longer_desired_are_released(apt: Apt, tmp_path: Path) -> None:
+    desired: dict[str, Any] = {"packages": ["docker.io"], "record": str(tmp_path / "record.json")}
+    apt.here, apt.holds = {"containerd": "1"}, {"containerd"}
+    present(apt, hold=["docker.io", "runc", "containerd"], **desired)
+    predicted = present(apt, check=True, hold=["docker.io"], **desired)
+    assert apt.holds == {"containerd", "docker.io", "runc"}
+    assert present(apt, hold=["docker.io"], **desired).plan == predicted.plan == ["release runc"]
+    assert not present(apt, hold=["docker.io"], **desired).changed
+    # An administrator holds the released package, so the set no longer releases it.
+    apt.holds.add("runc")
+    assert present(apt, **desired).plan == ["release docker.io"]
+    assert apt.holds == {"containerd", "runc"}
+    assert not present(apt, **desired).changed
+
+
 def test_package_held_by_others_is_not_changed(apt: Apt, tmp_path: Path) -> None:
     apt.holds, apt.would_remove = {"their-tool"}, ["their-tool"]
     before = state(apt)

@@ -198,6 +198,20 @@ def test_own_locks_are_updated_and_locks_of_others_kept(host: Host) -> None:
     assert host.there["a"] == "1-1" and host.locked == ["a"]
 
 
+def test_locks_that_are_no_longer_desired_are_released(host: Host) -> None:
+    host.locked = ["theirs"]
+    run(host, "a=1-1", hold=["*a", "the*"])
+    assert host.locked == ["a", "liba", "theirs"]
+    predicted = run(host, "a=1-1", hold=["a"], check=True)
+    assert host.locked == ["a", "liba", "theirs"]
+    assert run(host, "a=1-1", hold=["a"]).plan == predicted.plan == ["release liba"]
+    # An administrator locks the released package, so the set no longer releases it.
+    host.locked.append("liba")
+    assert run(host, "a=1-1").plan == ["release a"]
+    assert host.locked == ["theirs", "liba"]
+    assert not run(host, "a=1-1").changed
+
+
 def test_package_left_out_of_a_lock_can_be_changed_by_its_role(host: Host) -> None:
     """Two roles lock NVIDIA's packages. A package that the first role left out of its lock ("!*a") is free for the
     second role; otherwise the lock of the first role would block it like a stranger's lock."""

@@ -44,8 +44,15 @@ GOOD = {
     "held": [*NAMES, "nvidia-persistenced"],
     "files": {BLACKLIST: {"sha256": sha256(host_files.NOUVEAU_TEXT), "mtime": 1.0}},
     "units": {"nvidia-persistenced.service": {"present": True, "enabled": True, "active": True}},
+    "texts": {},
 }
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
+
+
+def recorded(**record):
+    """Returns the fact that the role has a record of its packages with these entries."""
+    return {("texts", "/record"): json.dumps(record)}
+
 
 # columns: facts that differ from GOOD, variables nvidia_driver_* that differ from the defaults; expected changes, words
 # of the error, whether running work is disturbed
@@ -55,6 +62,15 @@ ROWS = [
     ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # No version is requested, so any version is right.
     ({"held": []}, {}, [f"hold {name}" for name in sorted([*NAMES, "nvidia-persistenced"])], "", False),
     ({"held": []}, {"hold": False}, [], "", False),
+    # The role releases the packages that it held, and leaves the others to their administrator.
+    (
+        {"held": [*NAMES, "linux-image-amd64"], **recorded(holds=["libcuda1", "nvidia-smi", "nvidia-persistenced"])},
+        {"hold": False},
+        ["release libcuda1", "release nvidia-smi"],
+        "",
+        False,
+    ),
+    (recorded(holds=[*NAMES, "nvidia-persistenced"]), {}, [], "", False),
     ({("files", BLACKLIST): None}, {}, [f"write {BLACKLIST}"], "", False),
     ({("files", BLACKLIST): {"sha256": "x"}}, {}, [f"change {BLACKLIST}"], "", False),
     (
@@ -140,7 +156,13 @@ ROWS = [
 
 @pytest.mark.parametrize(("state", "wanted", "changes", "fault", "disturbs"), ROWS)
 def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
-    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", **wanted}
+    whole = {
+        **desired.INPUTS["nvidia_driver"],
+        "kernel_module": "auto",
+        "state": "present",
+        "record": "/record",
+        **wanted,
+    }
     found = plan_driver.nvidia_driver(whole, changed(GOOD, state), {})
     assert list(found.changes) == changes
     assert (fault in " | ".join(found.errors)) if fault else not found.errors
@@ -451,16 +473,22 @@ def test_hold_covers_only_installed_kernel_packages_of_ubuntu():
     whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold_kernel": True}
     changes = plan_driver.nvidia_driver(whole, state, {}).changes
     assert [text for text in changes if text.startswith("hold ")] == ["hold linux-generic", "hold linux-image-generic"]
+    state = changed(state, {"held": [*there], **recorded(holds=["linux-generic", "linux-image-generic"])})
+    changes = plan_driver.nvidia_driver({**whole, "record": "/record", "hold_kernel": False}, state, {}).changes
+    assert [text for text in changes if text.startswith("release ")] == [
+        "release linux-generic",
+        "release linux-image-generic",
+    ]
 
 
 def test_plan_reads_everything_that_the_driver_choice_may_name():
     roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
-    roles["__nvidia_driver_setup_record"] = "/r"
+    roles |= {"__nvidia_driver_record": "/record", "__nvidia_driver_setup_record": "/r"}
     options = desired.reads(desired.collect(roles))
     assert set(driver_choice.UNITS) <= set(options["units"])
     assert set(host_files.FILES) <= set(options["files"])
     assert "*nvidia*" in options["packages"]
-    assert options["texts"] == ["/r"]
+    assert options["texts"] == ["/record", "/r"]
 
 
 SMI_GONE = "nvidia-smi is missing, though its package nvidia-smi is installed; install it again: apt-get install"

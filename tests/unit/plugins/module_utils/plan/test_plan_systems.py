@@ -6,6 +6,7 @@ own packages, a host that needs no change, and a host whose driver version chang
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
@@ -95,6 +96,20 @@ def test_converged_host_has_an_empty_plan(system):
     equal."""
     made = planned(system, as_wanted(system))
     assert (made["steps"], made["errors"]) == ([], [])
+
+
+@pytest.mark.parametrize("system", [ROCKY, SLES])
+def test_locks_that_are_no_longer_desired_are_released(system):
+    locks = [*PACKAGES[system["id"]], "nvidia-other-libs"]
+    state = {**as_wanted(system), "texts": {"/record": json.dumps({"locks": locks})}}
+    changes = [
+        planned(system, state, {"__nvidia_driver_record": "/record", "nvidia_driver_hold": hold})["steps"]
+        for hold in (True, False)
+    ]
+    # dnf locks by patterns, zypper by names.
+    kept = [] if system is ROCKY else ["release nvidia-other-libs"]
+    assert [change for step in changes[0] for change in step["changes"]] == kept
+    assert [change for step in changes[1] for change in step["changes"]] == [f"release {name}" for name in locks]
 
 
 @pytest.mark.parametrize("system", [ROCKY, SLES])

@@ -5,6 +5,8 @@ which a container gets every GPU or none.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as plan_toolkit
@@ -28,7 +30,7 @@ ROWS = [
 @pytest.mark.parametrize(("text", "changes", "fault"), ROWS)
 def test_the_plan_names_each_key(text, changes, fault):
     wanted = desired.collect({**VARIABLES, "nvidia_docker_config": KEYS})
-    assert desired.reads(wanted)["texts"] == [PATH]
+    assert PATH in desired.reads(wanted)["texts"]
     made = plan.make_plan(wanted, {**CONVERGED, "texts": {PATH: text}})
     steps = [step for step in made["steps"] if step["role"] == "nvidia_docker"]
     assert [line for step in steps for line in step["changes"]] == changes
@@ -72,6 +74,28 @@ def test_nvidia_docker2_is_installed_only_with_docker(package, engine, there, ch
     made = plan.make_plan(desired.collect(variables), {**CONVERGED, "texts": {PATH: None}, "packages": packages})
     steps = [step for step in made["steps"] if step["role"] == "nvidia_docker"]
     assert [line for step in steps for line in step["changes"]] == changes
+
+
+RECORD = VARIABLES["__nvidia_docker_record"]
+# columns: nvidia_docker_hold, held packages, packages that the role held; expected changes
+HOLDS = [
+    (True, [], [], ["hold nvidia-docker2"]),
+    (True, ["nvidia-docker2"], ["nvidia-docker2"], []),
+    (False, ["nvidia-docker2"], [], []),
+    (False, ["nvidia-docker2"], ["nvidia-docker2"], ["release nvidia-docker2"]),
+    (False, [], ["nvidia-docker2"], []),
+]
+
+
+@pytest.mark.parametrize(("hold", "held", "ours", "changes"), HOLDS)
+def test_holds_of_the_toolkit(hold, held, ours, changes):
+    wanted = desired.collect({**VARIABLES, "nvidia_docker_hold": hold})
+    assert RECORD in desired.reads(wanted)["texts"]
+    texts = {PATH: None, RECORD: json.dumps({"holds": ours})}
+    steps = plan.make_plan(wanted, {**CONVERGED, "texts": texts, "held": held})["steps"]
+    assert [(step["reason"], step["changes"]) for step in steps if step["role"] == "nvidia_docker"] == (
+        [("packages are not held as desired", changes)] if changes else []
+    )
 
 
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
