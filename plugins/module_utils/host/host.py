@@ -20,6 +20,9 @@ from typing import Any, Callable, NamedTuple, Sequence
 NVIDIA_VENDOR = "0x10de"
 # PCI classes of GPUs: VGA controller, 3D controller, display controller.
 DISPLAY_CLASSES = ("0x0300", "0x0302", "0x0380")
+# Form in which rpm prints the name and version of a package. It equals QUERY of packages/rpm_host.py, so that the plan
+# and the roles compare the same versions.
+RPM_QUERY = "%{NAME} %|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
 
 
 class Answer(NamedTuple):
@@ -178,7 +181,7 @@ class Host:
         return dpkg_held(self.text("/var/lib/dpkg/status") or "")
 
     def _rpm_versions(self, names: Sequence[str]) -> dict[str, str | None]:
-        answer = self.run(["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n", *names])
+        answer = self.run(["rpm", "-qa", "--qf", RPM_QUERY, *names])
         installed = (line.partition(" ")[::2] for line in answer.out.splitlines())
         return matching({name: version for name, version in installed if version and " " not in version}, names)
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import host as hardware
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host, unit_facts
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import rpm_host
 from doubles import host as host_double
 
 # dpkg's status file with four packages: installed, half-configured, removed, and one whose name only begins like the
@@ -56,13 +57,14 @@ def test_rpm_is_used_without_dpkg(tmp_path):
 
     def run(argv):
         asked.append(list(argv))
-        return Answer(1, "docker-ce 27.1-1.el9\npackage nvidia-smi is not installed\n", "")
+        return Answer(1, "docker-ce 3:27.1-1.el9\npackage nvidia-smi is not installed\n", "")
 
     host = Host(str(tmp_path), run)
-    assert host.packages(["docker-ce", "nvidia-smi"]) == {"docker-ce": "27.1-1.el9", "nvidia-smi": None}
-    assert len(asked) == 1  # systemctl's output, in one call for all units
+    assert host.packages(["docker-ce", "nvidia-smi"]) == {"docker-ce": "3:27.1-1.el9", "nvidia-smi": None}
+    assert asked == [["rpm", "-qa", "--qf", rpm_host.QUERY, "docker-ce", "nvidia-smi"]]
 
 
+# systemctl's output, in one call for all units
 SYSTEMCTL = """\
 Id=docker.service
 LoadState=loaded

@@ -121,6 +121,17 @@ def test_another_version_is_a_change_of_every_package(system):
     assert all("580.105.08" in change for change in changes)
 
 
+# columns: nvidia_driver_version for an installed 3:580.95.05-1.el9; expected: whether it is another version
+EPOCHS = [("3:580.95.05-1.el9", False), ("580.95.05", False), ("580.*", False), ("2:580.95.05-1.el9", True)]
+
+
+@pytest.mark.parametrize(("version", "other"), EPOCHS)
+def test_version_with_an_epoch(version, other):
+    packages = {**as_wanted(ROCKY)["packages"], "nvidia-driver-cuda": "3:580.95.05-1.el9"}
+    steps = planned(ROCKY, {**CONVERGED, "packages": packages}, {"nvidia_driver_version": version})["steps"]
+    assert ("change nvidia-driver-cuda from" in str(steps)) is other
+
+
 # columns: nvidia_driver_branch; expected packages that change. Driver 580.95.05 is installed.
 BRANCHES = [("580", []), ("570", ["nvidia-driver-cuda"])]
 
