@@ -30,7 +30,9 @@ options:
     choices: [present, absent]
     default: present
   files:
-    description: Text of files, by path.
+    description:
+      - Text of files, by path.
+      - If O(initramfs) is set, files in C(/etc/modprobe.d) that O(record) lists and this option does not are reverted.
     type: dict
     default: {}
   initramfs:

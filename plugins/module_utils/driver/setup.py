@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Container, Iterable, Mapping, NamedTuple, Sequence
 
 from ..host.files import read_bytes, write_bytes
 from ..host.host import Host
@@ -43,6 +43,18 @@ def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) ->
     return [path for path in paths if files.get(path) and files[path]["mtime"] > started]
 
 
+def no_longer_desired(
+    former: Mapping[str, str | None], files: Container[str], initramfs: Sequence[str]
+) -> dict[str, str | None]:
+    """Returns the modprobe files that the role wrote and no longer needs, with the text that each had before (None: no
+    file). ``former``: all recorded files. ``files``, ``initramfs``: as in Desired. Without a command for the initramfs
+    the role leaves the kernel modules alone, so it keeps their files.
+    """
+    return {
+        path: text for path, text in former.items() if initramfs and path.startswith(MODPROBE) and path not in files
+    }
+
+
 class Setup:
     """Makes the changes of one run. Afterwards ``plan``, ``reboot`` and ``files`` (before and after) show the changes
     that were made, or in check mode predicted.
@@ -58,12 +70,16 @@ class Setup:
     def present(self) -> None:
         facts = driver_facts.read(self.host)
         self._start_stopped()
-        self._write(dict(self.desired.files))
+        former = no_longer_desired(self._record().get("files", {}), self.desired.files, self.desired.initramfs)
+        self._write({**former, **self.desired.files})
         self._read_units(self.desired.files)
-        if self.desired.initramfs and (self._wrote(MODPROBE) or facts["initramfs_old"]):
+        if self.desired.initramfs and (former or self._wrote(MODPROBE) or facts["initramfs_old"]):
             if not self.check_mode:
                 self._remember("initramfs", {"argv": list(self.desired.initramfs)})
             self._do("rebuild the initramfs", self.desired.initramfs)
+        if former and not self.check_mode:
+            # Only now, so that the next run after a kill still finds that the initramfs is outdated.
+            self._forget_files(former)
         self._arguments()
         self._modules(facts)
         self._services()
@@ -327,6 +343,11 @@ class Setup:
         record = self._record()
         if record.pop(key, None) is not None:
             self._keep(record)
+
+    def _forget_files(self, paths: Container[str]) -> None:
+        record = self._record()
+        record["files"] = {path: text for path, text in record["files"].items() if path not in paths}
+        self._keep(record)
 
     def _keep(self, record: dict[str, Any]) -> None:
         write_bytes(

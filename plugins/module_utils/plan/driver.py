@@ -36,7 +36,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     replaced = any(map(replaces, changes)) or _takes_over(changes, choice, wanted, state)
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
     host = [
-        *_host_files(choice, state),
+        *_host_files(choice, wanted, state),
         *_token(wanted, state),
         *(holds(choice.manager, choice.holds, wanted["record"], state) if choice.manager else []),
         *_services(choice, state),
@@ -132,14 +132,18 @@ def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state
     ]
 
 
-def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
+def _host_files(choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    former = recorded(wanted["setup_record"], state).get("files") or {}
+    reverted = driver_setup.no_longer_desired(former, choice.files, choice.initramfs)
     changes = []
-    for path, text in choice.files.items():
+    for path, text in {**reverted, **choice.files}.items():
         found = state["files"].get(path)
-        if found is None:
+        if text is not None and found is None:
             changes.append(f"write {path}")
-        elif found["sha256"] != sha256(text):
-            changes.append(f"change {path}")
+        elif found is not None and (text is None or found["sha256"] != sha256(text)):
+            changes.append(f"{'remove' if text is None else 'change'} {path}")
+        elif path in reverted:
+            changes.append(f"rebuild the initramfs, which may still have {path} of the role")
     # Do not list the initramfs if a file of modprobe.d changes, because that change rebuilds it anyway.
     if state["driver"].get("initramfs_old") and not any(driver_setup.MODPROBE in text for text in changes):
         changes.append("rebuild the initramfs, which is older than the file that blocks nouveau")

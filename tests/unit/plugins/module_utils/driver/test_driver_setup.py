@@ -54,6 +54,40 @@ def test_absent_restores_the_former_file(tmp_path):
     assert (tmp_path / BLACKLIST[1:]).read_text() == "# theirs\n"
 
 
+MEMACCT = "/etc/modprobe.d/vgpu-memacct.conf"
+# columns: former text of the file (None: no file), whether the first run that no longer has the file is killed before
+# it rebuilds the initramfs
+EMPTIED = [(None, False), (None, True), ("# theirs\n", False), ("# theirs\n", True)]
+
+
+@pytest.mark.parametrize(("former", "killed"), EMPTIED)
+def test_module_options_that_are_no_longer_desired_are_reverted(tmp_path, former, killed):
+    machine = DriverHost(tmp_path)
+    if former:
+        machine.write(MEMACCT[1:], former)
+    machine.setup(desired=DESIRED._replace(files={**DESIRED.files, MEMACCT: "options nvidia x\n"}))
+    machine.setup(desired=Desired({}, record=RECORD))
+    assert (tmp_path / MEMACCT[1:]).read_text() == "options nvidia x\n", (
+        "a run without kernel modules keeps the options"
+    )
+    machine.calls.clear()
+    if killed:
+        machine.killed_at = "update-initramfs -u -k all"
+        with pytest.raises(Killed):
+            machine.setup()
+        machine.killed_at, machine.dead = "", False
+    verb = "change" if former else "remove"
+    expected = [*([] if killed else [f"{verb} {MEMACCT}"]), "rebuild the initramfs"]
+    assert machine.setup(check=True).plan == machine.setup().plan == expected
+    assert machine.calls[-1] == "update-initramfs -u -k all"
+    assert (tmp_path / MEMACCT[1:]).exists() is bool(former)
+    # The file that another user writes later stays.
+    machine.write(MEMACCT[1:], "# theirs later\n")
+    assert machine.setup().plan == []
+    machine.setup("absent")
+    assert (tmp_path / MEMACCT[1:]).read_text() == "# theirs later\n"
+
+
 def test_absent_leaves_a_former_service_running(tmp_path):
     machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]

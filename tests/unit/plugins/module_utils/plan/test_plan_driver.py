@@ -17,7 +17,8 @@ from plan_samples import changed, made
 
 NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]
 HEADERS = ["linux-headers-6.1.0-37-amd64", "linux-headers-amd64", "nvidia-persistenced"]
-BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
+BLACKLIST, MEMACCT = "/etc/modprobe.d/vgpu-nouveau.conf", host_files.MEMACCT_FILE
+NO_MODULES = {"kernel_module": "none"}
 # a state in which the driver needs no change
 GOOD = {
     "os": {
@@ -49,9 +50,9 @@ GOOD = {
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
 
 
-def recorded(**record):
-    """Returns the fact that the role has a record of its packages with these entries."""
-    return {("texts", "/record"): json.dumps(record)}
+def recorded(path="/record", **record):
+    """Returns the fact that the role has a record with these entries, of its packages or its setup."""
+    return {("texts", path): json.dumps(record)}
 
 
 # columns: facts that differ from GOOD, variables nvidia_driver_* that differ from the defaults; expected changes, words
@@ -73,6 +74,31 @@ ROWS = [
     (recorded(holds=[*NAMES, "nvidia-persistenced"]), {}, [], "", False),
     ({("files", BLACKLIST): None}, {}, [f"write {BLACKLIST}"], "", False),
     ({("files", BLACKLIST): {"sha256": "x"}}, {}, [f"change {BLACKLIST}"], "", False),
+    # A file of the kernel modules that the role wrote and no longer needs. If a run was killed after it removed the
+    # file, the initramfs still has the file.
+    (
+        {("files", MEMACCT): {"sha256": "x"}, **recorded("/setup", files={MEMACCT: None, BLACKLIST: None})},
+        {},
+        [f"remove {MEMACCT}"],
+        "",
+        False,
+    ),
+    (
+        {("files", MEMACCT): {"sha256": "x"}, **recorded("/setup", files={MEMACCT: "theirs"})},
+        {},
+        [f"change {MEMACCT}"],
+        "",
+        False,
+    ),
+    (
+        recorded("/setup", files={MEMACCT: None}),
+        {},
+        [f"rebuild the initramfs, which may still have {MEMACCT} of the role"],
+        "",
+        False,
+    ),
+    ({("files", MEMACCT): {"sha256": "x"}}, {}, [], "", False),
+    ({("files", MEMACCT): {"sha256": "x"}, **recorded("/setup", files={MEMACCT: None})}, NO_MODULES, [], "", False),
     (
         {"driver.initramfs_old": True},
         {},
@@ -161,6 +187,7 @@ def test_changes_of_the_driver(state, wanted, changes, fault, disturbs):
         "kernel_module": "auto",
         "state": "present",
         "record": "/record",
+        "setup_record": "/setup",
         **wanted,
     }
     found = plan_driver.nvidia_driver(whole, changed(GOOD, state), {})
