@@ -36,6 +36,8 @@ CUDA_FIRST = {"ubuntu2604": 595}
 REPOSITORIES = ("cuda", "mirror", "file")
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+# Prefixes of the architecture in the names of Debian's kernels for clouds and for realtime.
+DEBIAN_FLAVOURS = ("cloud-", "rt-")
 
 
 def offered(host: System, source: str) -> tuple[int, ...] | None:
@@ -79,9 +81,9 @@ def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: 
     arch = DEBIAN_ARCHITECTURES.get(host.arch, host.arch)
     # Name two packages that dkms only recommends: the headers of the running kernel, and the package that installs the
     # headers of later kernels.
-    cloud = "cloud-" if "-cloud-" in host.kernel else ""
+    flavour = next((one for one in DEBIAN_FLAVOURS if f"-{one}" in host.kernel), "")
     headers = [f"linux-headers-{host.kernel}"] if host.kernel else []
-    return [*user, module[kind]], [*headers, f"linux-headers-{cloud}{arch}", "nvidia-persistenced"]
+    return [*user, module[kind]], [*headers, f"linux-headers-{flavour}{arch}", "nvidia-persistenced"]
 
 
 def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:

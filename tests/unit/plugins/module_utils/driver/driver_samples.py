@@ -14,6 +14,7 @@ from doubles.host import Machine
 HOSTS = {
     "debian12": ("debian", "", "12", "Debian GNU/Linux 12 (bookworm)", "6.1.0-37-amd64"),
     "debian12cloud": ("debian", "", "12", "Debian GNU/Linux 12 (bookworm)", "6.1.0-37-cloud-amd64"),
+    "debian12rt": ("debian", "", "12", "Debian GNU/Linux 12 (bookworm)", "6.1.0-37-rt-amd64"),
     "debian13": ("debian", "", "13", "Debian GNU/Linux 13 (trixie)", "6.12.43+deb13-amd64"),
     "debian11": ("debian", "", "11", "Debian GNU/Linux 11 (bullseye)", "5.10.0-35-amd64"),
     "ubuntu20": ("ubuntu", "debian", "20.04", "Ubuntu 20.04.6 LTS", "5.4.0-216-generic"),

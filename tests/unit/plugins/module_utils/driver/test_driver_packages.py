@@ -49,6 +49,15 @@ PACKAGES = [
         "linux-headers-6.1.0-37-cloud-amd64 "
         "linux-headers-cloud-amd64 nvidia-persistenced",
     ),
+    (
+        "debian12rt",
+        [T4],
+        {},
+        535,
+        "proprietary",
+        "nvidia-smi libcuda1 libnvidia-ml1 nvidia-kernel-dkms linux-headers-6.1.0-37-rt-amd64 "
+        "linux-headers-rt-amd64 nvidia-persistenced",
+    ),
     ("debian12", [T4], {"kernel_module": "none"}, 535, "none", "nvidia-smi libcuda1 libnvidia-ml1"),
     ("debian12", [], {"kernel_module": "none"}, 535, "none", "nvidia-smi libcuda1 libnvidia-ml1"),
     (
