@@ -9,6 +9,7 @@ real server are simulated:
 - A watch ends after timeoutSeconds. If its resourceVersion was compacted, it gets an event ERROR with code 410.
 - A strategic merge patch merges conditions by type.
 - Server-side apply removes the fields that the last apply set and the new apply omits.
+- An eviction obeys the PodDisruptionBudgets of the store (only matchLabels). A dry run does not count as a disruption.
 - A pod can be bound only once. The annotations of the Binding are copied to the pod.
 - Deleting an object also deletes the objects that it owns.
 """
@@ -217,9 +218,14 @@ class Cluster:
         options = (body or {}).get("deleteOptions") or {}
         if refused := conflict(pod, options.get("preconditions") or {}):
             return refused
-        if self.budget > 0:
-            self.budget -= 1
+        budgets = self._budgets(path, pod)
+        if len(budgets) > 1:
+            return failure(500, "This pod has more than one PodDisruptionBudget, which is not supported.")
+        if self.budget > 0 or any(one["status"]["disruptionsAllowed"] < 1 for one in budgets):
+            self.budget = max(0, self.budget - 1)
             return failure(429, "Cannot evict pod as it would violate the pod's disruption budget.", "TooManyRequests")
+        for one in budgets if not options.get("dryRun") else ():
+            one["status"]["disruptionsAllowed"] -= 1
         if self.graceful and not options.get("dryRun"):
             reason = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
             ends = {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}, "status": {"conditions": [reason]}}
@@ -227,6 +233,19 @@ class Cluster:
         elif not self.stuck and not options.get("dryRun"):
             self.remove(path)
         return 201, {"kind": "Status", "status": "Success"}
+
+    def _budgets(self, path: str, pod: Object) -> list[Object]:
+        """Returns the disruption budgets that protect a pod. They protect only pods that are ready."""
+        conditions = (pod.get("status") or {}).get("conditions") or []
+        if not any((one["type"], one["status"]) == ("Ready", "True") for one in conditions):
+            return []
+        labels = (pod["metadata"].get("labels") or {}).items()
+        return [
+            one
+            for key, one in self.objects.items()
+            if (place_of(key).resource, place_of(key).namespace) == ("poddisruptionbudgets", place_of(path).namespace)
+            and one["spec"]["selector"]["matchLabels"].items() <= labels
+        ]
 
     def _bind(self, path: str, pod: Object, body: Object) -> tuple[int, Object]:
         if body["metadata"].get("uid") != pod["metadata"]["uid"]:

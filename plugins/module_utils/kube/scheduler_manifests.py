@@ -151,6 +151,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         # The extender evicts pods of lower priority if GPU memory is short. It does not delete them, because that would
         # bypass disruption budgets.
         _rule("core", "pods/eviction", "create"),
+        _rule("policy", "poddisruptionbudgets", "list"),
         _rule("core", "events", "create"),
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
     ]

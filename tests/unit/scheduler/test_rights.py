@@ -69,11 +69,15 @@ async def election(api):
 
 
 async def life_of_pods(double):
-    """Binds a pod, restores a deleted plan, refuses a bind after a restart, and evicts a pod for a higher priority."""
+    """Binds a pod, restores a deleted plan, refuses a bind after a restart, and evicts pods for a higher priority."""
     double.put("/api/v1/nodes/n0", node_object("n0", node("n0", 1)))
-    pods = [double.put(pod_path(name), pod_object(name, memory)) for name, memory in (("a", 3000), ("b", 16160))]
+    pods = [
+        double.put(pod_path(name), pod_object(name, memory))
+        for name, memory in (("a", 3000), ("b", 16160), ("d", 3000))
+    ]
     async with replica(double) as one:
-        assert (await one.schedule(pods[0], ["n0"]))[1] == ""
+        for pod in (pods[0], pods[2]):
+            assert (await one.schedule(pod, ["n0"]))[1] == ""
         assert "it is scheduled again" in await one.bind(pods[1], "n0")
         stored = json.loads(json.dumps(double.objects[pod_path("a")]))
         del stored["metadata"]["annotations"][pod_annotations.PLAN]
@@ -84,7 +88,7 @@ async def life_of_pods(double):
         assert (await one.schedule(above, ["n0"]))[0] is None
         double.graceful = True
         await one.extender.shortages.help()
-        assert double.objects[pod_path("a")]["metadata"]["deletionTimestamp"] and one.extender.shortages.evicted == 1
+        assert double.objects[pod_path("a")]["metadata"]["deletionTimestamp"] and one.extender.shortages.evicted == 2
 
 
 async def claims(api, double):

@@ -47,14 +47,24 @@ class Stage:
         for one in self.double.of("pods"):
             self.cluster.pod(False, item(one))
 
-    def bound(self, name, node, mib, priority=0, card=0, ending=False):
+    def bound(self, name, node, mib, priority=0, card=0, ending=False, app=""):
+        """``app``: the pod's label; a pod with this label is ready, and a disruption budget may select it."""
         made = pod_object(name, nodeName=node, priority=priority)
+        if app:
+            made["metadata"]["labels"] = {"app": app}
+            made["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         plan = pod_annotations.write_plan([Part("main", APP, (Device(f"{node}-{card}", mib, 0),))])
         made["metadata"]["annotations"][pod_annotations.PLAN] = plan
         if ending:
             made["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z"
         self.double.put(pod_path(name), made)
         self.told()
+
+    def budget(self, name, app, allowed):
+        status = {"disruptionsAllowed": allowed}
+        spec = {"selector": {"matchLabels": {"app": app}}}
+        made = {"metadata": {"name": name, "namespace": "default"}, "spec": spec, "status": status}
+        self.double.put(f"/apis/policy/v1/namespaces/default/poddisruptionbudgets/{name}", made)
 
     def waits(self, name, mib, priority=5, **spec):
         self.double.put(pod_path(name), pod_object(name, mib, priority=priority, **spec))
@@ -222,6 +232,34 @@ def test_budget_for_one_of_two_victims_evicts_none():
         stage.double.fault = None
         stage.shortages.forget("uid-p")
         assert await stage.helps("p") == (["a", "b"], "n")
+
+    go()
+
+
+# columns: disruption budgets (label of their pods, allowed disruptions), bound pods (name, GPU of 10000 MiB, MiB,
+# label; the priority rises from pod to pod), expected victims of a pod that requests 9500 MiB
+BUDGETS = [
+    ([("web", 2)], [("a", 0, 4000, "web"), ("b", 0, 4000, "web"), ("c", 1, 9000, "web")], ["a", "b"]),
+    # The dry run of each eviction succeeds, because a dry run does not count as a disruption.
+    ([("web", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "web")], []),
+    ([("web", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "web"), ("c", 1, 9000, "db")], ["c"]),
+    ([("web", 1), ("db", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "db")], ["a", "b"]),
+    # Pods that are not ready do not count against a budget.
+    ([("web", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "")], ["a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("budgets", "there", "expected"), BUDGETS)
+def test_budgets_are_counted_before_the_first_eviction(budgets, there, expected):
+    @on_stage
+    async def go(stage):
+        stage.node("n", 1 + max(card for _name, card, *_more in there))
+        for n, (app, allowed) in enumerate(budgets):
+            stage.budget(f"of-{n}", app, allowed)
+        for n, (name, card, mib, app) in enumerate(there):
+            stage.bound(name, "n", mib, n, card, app=app)
+        stage.waits("p", 9500)
+        assert await stage.helps("p") == (expected, "n" if expected else "")
 
     go()
 

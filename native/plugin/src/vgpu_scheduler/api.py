@@ -8,7 +8,7 @@ in 300 MB. This client reads lists in pages and parses only the fields that are 
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -145,6 +145,11 @@ class Api:
             "deleteOptions": options,
         }
         await self.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
+
+    async def budgets(self, namespace: str) -> Sequence[wire.Budget]:
+        """Returns the PodDisruptionBudgets of a namespace."""
+        path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+        return [one async for page in self.list(path, wire.BudgetList) for one in page.items or []]
 
     async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None:
         """Sets the condition on a preempted pod that makes a kube-scheduler wait until the pod has ended. It must be

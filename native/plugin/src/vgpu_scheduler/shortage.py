@@ -7,7 +7,9 @@ preemption and asks the extender (``preemption``). If enough slots are free, it 
 this module handles pods for which a filter found no room and no call of ``preempt`` came. The rules for victims are the
 same. This module writes what the kube-scheduler would write, a nomination and a condition on each victim, so that the
 kube-scheduler treats the preemption as its own. Victims are evicted and not deleted: the API server checks an eviction
-against every PodDisruptionBudget.
+against every PodDisruptionBudget. Before the first eviction all of them are sent as dry runs, and ``budgets`` counts
+the victims of each budget, so that no victim is evicted if another one is protected. A victim is still evicted in vain
+if another client disrupts pods of the same budget between this count and the last eviction.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vgpu_plugin._shared.pods.requests import PodAsk
 
+from . import wire
 from .api import ApiError
+from .budgets import beyond
 from .preemption import Nominated, Preemption
 from .quota import Quotas
 
@@ -43,6 +47,10 @@ class Evicts(Protocol):
     async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None: ...
 
     async def evict(self, namespace: str, name: str, uid: str, dry_run: bool) -> None: ...
+
+    async def pod(self, namespace: str, name: str) -> dict[str, Any]: ...
+
+    async def budgets(self, namespace: str) -> Sequence[wire.Budget]: ...
 
     async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None: ...
 
@@ -137,6 +145,7 @@ class Shortages:
             if not node:
                 return False
             refused = [one for one in victims if not await self._evicts(one, dry_run=True)]
+            refused = refused or await self._beyond(victims)
             if not refused:
                 break
             spared.update(refused)
@@ -175,6 +184,19 @@ class Shortages:
                 break
             await asyncio.sleep(0)
         return (best[1], best[2]) if best else ("", [])
+
+    async def _beyond(self, victims: Sequence[str]) -> list[str]:
+        """Returns the victims that a PodDisruptionBudget protects once the victims before them have been evicted."""
+        spaces: dict[str, dict[str, str]] = {}
+        for uid in victims:
+            space, _slash, name = self._preemption.key_of(uid).partition("/")
+            spaces.setdefault(space, {})[uid] = name
+        found: list[str] = []
+        for space, names in spaces.items():
+            # The dry run suffices for a single victim.
+            if space and len(names) > 1 and (budgets := await self._api.budgets(space)):
+                found += beyond({uid: await self._api.pod(space, name) for uid, name in names.items()}, budgets)
+        return found
 
     async def _evicts(self, uid: str, dry_run: bool) -> bool:
         """Evicts a pod; with ``dry_run`` only tests the eviction. Returns False if a PodDisruptionBudget protects the

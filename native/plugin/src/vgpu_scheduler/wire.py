@@ -80,6 +80,32 @@ class Quota(msgspec.Struct):
     spec: QuotaSpec = msgspec.field(default_factory=QuotaSpec)
 
 
+class Requirement(msgspec.Struct):
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class Selector(msgspec.Struct):
+    matchLabels: dict[str, str] | None = None
+    matchExpressions: list[Requirement] | None = None
+
+
+class BudgetSpec(msgspec.Struct):
+    selector: Selector | None = None
+
+
+class BudgetStatus(msgspec.Struct):
+    disruptionsAllowed: int = 0
+
+
+class Budget(msgspec.Struct):
+    """A PodDisruptionBudget of the API server."""
+
+    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
+    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+
+
 class ListMeta(msgspec.Struct):
     resourceVersion: str = ""
     # The field is not named ``continue``, because that is a Python keyword.
@@ -126,6 +152,11 @@ class NodeList(msgspec.Struct):
 class QuotaList(msgspec.Struct):
     metadata: ListMeta
     items: list[Quota] | None = None
+
+
+class BudgetList(msgspec.Struct):
+    metadata: ListMeta
+    items: list[Budget] | None = None
 
 
 class RuntimeClassList(msgspec.Struct):
