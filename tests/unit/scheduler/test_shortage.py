@@ -197,22 +197,24 @@ def test_ending_pods_are_not_evicted_again(chunk, monkeypatch):
     go()
 
 
-def refuses(*names):
+def refuses(*names, status=429):
     """Makes the API server refuse the eviction of these pods, as with a PodDisruptionBudget."""
-    return lambda method, path: 429 if any(path.endswith(f"/{name}{EVICTION}") for name in names) else None
+    return lambda method, path: status if any(path.endswith(f"/{name}{EVICTION}") for name in names) else None
 
 
-def test_disruption_budget_is_respected():
+# 429: a PodDisruptionBudget; 500: two of them; 400, 403 and 422: admission, which may also refuse any dry run
+@pytest.mark.parametrize("status", [429, 500, 400, 403, 422])
+def test_disruption_budget_is_respected(status):
     @on_stage
     async def go(stage):
         stage.node("n", 2)
         stage.bound("a", "n", 9000, 0)
         stage.bound("b", "n", 9000, 1, card=1)
         stage.waits("p", 9000)
-        stage.double.fault = refuses("a")
+        stage.double.fault = refuses("a", status=status)
         assert await stage.helps("p") == (["b"], "n")
         stage.waits("q", 9000)
-        stage.double.fault = refuses("a", "b")
+        stage.double.fault = refuses("a", "b", status=status)
         assert await stage.helps("q") == ([], "")
 
     go()
@@ -246,6 +248,8 @@ BUDGETS = [
     ([("web", 1), ("db", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "db")], ["a", "b"]),
     # Pods that are not ready do not count against a budget.
     ([("web", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "")], ["a", "b"]),
+    # The API server refuses to evict a pod with two budgets.
+    ([("web", 1), ("web", 1)], [("a", 0, 9000, "web"), ("b", 1, 9000, "db")], ["b"]),
 ]
 
 
@@ -375,13 +379,21 @@ def test_pod_that_ends_during_the_eviction_calls(end):
     go()
 
 
-def test_failing_api_server_is_retried_without_evictions():
+# The request that fails, and its status.
+FAULTS = [("/p/status", 500), (f"/a{EVICTION}", 401), (f"/a{EVICTION}", 503), (f"/a{EVICTION}", 504)]
+
+
+@pytest.mark.parametrize(("end", "status"), FAULTS)
+def test_failing_api_server_is_retried_without_evictions(end, status):
+    """Such a status says nothing about the cheapest victim, so a pod of higher priority must not be evicted instead."""
+
     @on_stage
     async def go(stage):
-        stage.node("n")
+        stage.node("n", 2)
         stage.bound("a", "n", 9000)
+        stage.bound("b", "n", 9000, 1, card=1)
         stage.waits("p", 9000)
-        stage.double.fault = lambda method, path: 500 if path.endswith("/p/status") else None
+        stage.double.fault = lambda method, path: status if path.endswith(end) else None
         assert await stage.helps("p") == ([], "")
         stage.double.fault = None
         stage.told()

@@ -164,7 +164,7 @@ class Shortages:
             raise
         for one in victims:
             if not await self._evicts(one, dry_run=False):
-                log.warning("pod %s: a PodDisruptionBudget protected a chosen victim on node %s", short.key, node)
+                log.warning("pod %s: the eviction of a chosen victim on node %s was refused", short.key, node)
                 return True
             self.evicted += 1
             await self._tell(one, uid, node)
@@ -199,8 +199,9 @@ class Shortages:
         return found
 
     async def _evicts(self, uid: str, dry_run: bool) -> bool:
-        """Evicts a pod; with ``dry_run`` only tests the eviction. Returns False if a PodDisruptionBudget protects the
-        pod, else True.
+        """Evicts a pod; with ``dry_run`` only tests the eviction. Returns False if the API server refuses the eviction:
+        because of a PodDisruptionBudget (429) or two of them (500), or by its admission, else True. Raises ApiError if
+        nothing is known about the pod.
         """
         key = self._preemption.key_of(uid)
         if not key:
@@ -209,11 +210,14 @@ class Shortages:
         try:
             await self._api.evict(space, name, uid, dry_run)
         except ApiError as fault:
-            if fault.status == 429:
-                return False
             # These statuses mean that the pod is gone, or that another pod has its name.
-            if fault.status not in (404, 409):
+            if fault.status in (404, 409):
+                return True
+            if fault.status == 401 or not 400 <= fault.status <= 500:
                 raise
+            if fault.status != 429:
+                log.warning("pod %s: its eviction as a victim was refused: %s", key, fault)
+            return False
         return True
 
     async def _tell(self, victim: str, uid: str, node: str) -> None:
