@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin._shared.abi import fields
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods import resizes
@@ -170,6 +171,28 @@ def asked(node, capsys, *words):
     capsys.readouterr()
     status = ctl.main(["--socket", str(node.paths.admin_socket), "resize", *words, "--json"])
     return status, json.loads(capsys.readouterr().out)
+
+
+def test_grant_during_the_start_is_not_overwritten(node, kubelet, api, start):  # noqa: F811
+    """The kubelet chose another GPU than the plan. The scheduler grants a resize after the node read the pod and
+    before the node writes the GPU on it.
+    """
+    start()
+    first, second = (gpu.uuid for gpu in node.gpus)
+    plan(api, "one", (second, 5000, 0))
+
+    def meanwhile(method, path):
+        if (method, path) == ("PATCH", f"{pod_path('one')}/status"):
+            api.fault = None
+            grant(api, "one", (second, 9000, 0))
+
+    api.fault = meanwhile
+    with pytest.raises(PodError, match="cannot be written on it"):
+        run(kubelet, "one", ids=[f"{first}::2"])
+    kubelet.restart_container("one")
+    until(lambda: is_done(api, "one"), "the size")
+    assert sizes(kubelet.state()["pods"][0]) == [(first, 9000, 100)]
+    assert annotations(api, "one")[pod_annotations.GIVEN] == text_of((first, 9000, 0))
 
 
 def test_resize_by_root_is_written_to_the_pod(node, kubelet, api, start, capsys):  # noqa: F811

@@ -132,7 +132,8 @@ class PodSizes:
 
     def write_given(self, owner: Owner, plan: Iterable[Part]) -> None:
         """Writes on the pod which devices it really gets. This is done before the pod gets them. From then on the
-        scheduler uses this annotation instead of the plan.
+        scheduler uses this annotation instead of the plan. Raises NotNow if the request fails or the pod was changed
+        after it was read: the change may be a granted resize, which has another size.
         """
         self._annotate(owner, {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))})
 
@@ -143,20 +144,18 @@ class PodSizes:
         texts: dict[str, str | None] = {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))}
         if held := tuple(former):
             texts[resizes.FORMER] = pod_annotations.write_plan(held)
-        self._annotate(owner, texts, as_read=True)
+        self._annotate(owner, texts)
 
     def write_done(self, owner: Owner) -> None:
         """Marks a resize as finished, so that the pod's former size is no longer counted. Raises NotNow if the request
         fails or the pod was changed after it was read.
         """
-        self._annotate(owner, {resizes.FORMER: None}, as_read=True)
+        self._annotate(owner, {resizes.FORMER: None})
 
-    def _annotate(self, owner: Owner, texts: Mapping[str, str | None], as_read: bool = False) -> None:
+    def _annotate(self, owner: Owner, texts: Mapping[str, str | None]) -> None:
         metadata = owner.pod["metadata"]
         path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}/status"
-        change = {"uid": metadata["uid"], "annotations": dict(texts)}
-        if as_read:
-            change["resourceVersion"] = metadata["resourceVersion"]
+        change = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"], "annotations": dict(texts)}
         try:
             self._api.patch(path, {"metadata": change})
         except ApiError as fault:
