@@ -48,7 +48,7 @@ def api():
 @pytest.fixture
 def start(node, kubelet, api, running, tmp_path, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.reconcile.persist.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("vgpu_plugin.node.persist.FIRST_RETRY_S", 0.02)
     server = podresources.serve(kubelet, node.paths.pod_resources)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api.url)
 

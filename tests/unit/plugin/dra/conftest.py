@@ -130,6 +130,7 @@ def start(
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.registration.POLL_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.dra.publish.FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.node.persist.FIRST_RETRY_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.1)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api.url)
 

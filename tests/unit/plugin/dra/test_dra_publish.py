@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the threads of the publisher of ResourceSlices survive any error: without them the API server would keep
-the node's last devices for ever.
+the node's last devices for ever. They must not load the API server without a pause either.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,4 +59,31 @@ def test_thread_survives_an_unexpected_error(monkeypatch: pytest.MonkeyPatch, ta
     finally:
         publisher.stop()
         thread.join(10)
+    assert not thread.is_alive()
+
+
+class Short(Broken):
+    """An API server behind a proxy that ends every watch at its beginning, after these events."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        super().__init__()
+        self.works.set()
+        self.events, self.watches = events, 0
+
+    def watch(self, _path: str) -> Iterator[dict[str, Any]]:
+        self.watches += 1
+        return iter(self.events)
+
+
+@pytest.mark.parametrize("events", [(), ({"type": "ERROR", "object": {"code": 410}},)])
+def test_watch_that_ends_at_once_is_not_repeated_at_once(events: tuple[dict[str, Any], ...]) -> None:
+    api: Any = Short(*events)
+    publisher = publish.Publisher(api, api, "n1", api.desired)
+    thread = threading.Thread(target=publisher.follow, daemon=True)
+    thread.start()
+    until(lambda: api.watches, "a watch")
+    time.sleep(0.2)
+    assert api.watches == 1
+    publisher.stop()
+    thread.join(10)
     assert not thread.is_alive()

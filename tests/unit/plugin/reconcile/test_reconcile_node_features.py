@@ -105,7 +105,7 @@ def api():
 def start(node, kubelet, running, monkeypatch, api, tmp_path):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.reconcile.persist.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("vgpu_plugin.node.persist.FIRST_RETRY_S", 0.02)
     path = str(write_kubeconfig(tmp_path / "kubeconfig", api.url))
 
     def begin(gfd: dict[str, Any] | None = None, features: bool = True, **vcuda: Any) -> Daemon:

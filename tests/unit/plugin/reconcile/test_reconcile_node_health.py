@@ -112,7 +112,7 @@ def api():
 @pytest.fixture
 def start(node, kubelet, running, monkeypatch, api, tmp_path):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.reconcile.persist.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("vgpu_plugin.node.persist.FIRST_RETRY_S", 0.02)
     path = str(write_kubeconfig(tmp_path / "kubeconfig", api.url))
     node.configure(splitCount=4)
 

@@ -45,7 +45,7 @@ def kubeconfig(tmp_path, api):
 def start(node, kubelet, running, monkeypatch, kubeconfig):
     """Returns a function that starts the program; a later call restarts it with the files that the former run left."""
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.reconcile.persist.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("vgpu_plugin.node.persist.FIRST_RETRY_S", 0.02)
     node.configure(splitCount=4)
     node.paths.configs.mkdir()
     put(node, "big", splitCount=2)
@@ -325,7 +325,7 @@ def test_retries_slow_down_if_the_server_stores_nothing(task):
 
 def test_expired_watch_is_restarted_at_once(monkeypatch):
     clock = iter(range(0, 10_000, 240))
-    monkeypatch.setattr("vgpu_plugin.reconcile.persist.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("vgpu_plugin.node.persist.time", SimpleNamespace(monotonic=lambda: next(clock)))
     api = Impatient()
     label = NodeLabel(api, "node-1", lambda _name: None)
     label._stopping = Pauses(1)

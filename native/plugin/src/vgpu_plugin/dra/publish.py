@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 from .._shared.pods import quantity
 from ..node.kube_api import ApiError
+from ..node.persist import FIRST_RETRY_S, LAST_RETRY_S, persist
 from .names import DRIVER
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 DRY_RUN = "?dryRun=All"
 CONFLICT, NOT_FOUND = 409, 404
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 # Pause after the API server dropped fields. It is long, because only an upgrade of the server helps.
 DROPPED_RETRY_S = 300.0
 
@@ -109,21 +109,19 @@ class Publisher:
         """Watches the stored ResourceSlices and requests a comparison after every event. Events of this program's own
         writes cause a comparison too, which finds no difference.
         """
-        retry_s = FIRST_RETRY_S
+        faults: dict[str, str] = {}
         while not self._stopping.is_set():
             try:
-                version = (self._list().get("metadata") or {}).get("resourceVersion") or ""
-                self.ask()
-                for _event in self._watched.watch(f"{self._selected()}&resourceVersion={version}"):
-                    self.ask()
-                retry_s = FIRST_RETRY_S
-            except ApiError as fault:
-                log.debug("the watch of ResourceSlices failed: %s", fault)
-                self._stopping.wait(retry_s)
-                retry_s = min(LAST_RETRY_S, 2 * retry_s)
+                persist(self._follow, self._stopping, faults, "stored ResourceSlices are not watched")
             except Exception:
                 log.exception("the watch of ResourceSlices failed; it is tried again in %.0f s", LAST_RETRY_S)
                 self._stopping.wait(LAST_RETRY_S)
+
+    def _follow(self) -> None:
+        version = (self._list().get("metadata") or {}).get("resourceVersion") or ""
+        self.ask()
+        for _event in self._watched.watch(f"{self._selected()}&resourceVersion={version}"):
+            self.ask()
 
     def stop(self) -> None:
         self._stopping.set()

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from .._shared.pods import annotations as pod_annotations
 from ..node.kube_api import ApiError
+from ..node.persist import persist
 from . import node_capacity, node_features, node_health
 from .config_choice import LABEL
-from .persist import persist
 from .reconfigure import REFUSED
 
 CONDITION, DRAINED = "VgpuConfiguration", pod_annotations.DRAINED

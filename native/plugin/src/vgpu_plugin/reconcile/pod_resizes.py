@@ -27,7 +27,7 @@ from ..allocation.resizer import Resizer
 from ..errors import NotNow, PluginError
 from ..node import checkpoint
 from ..node.kube_api import ApiError
-from .persist import persist
+from ..node.persist import persist
 
 DONE, WAITS = "VgpuResized", "VgpuResizeWaits"
 GONE = 410

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, MutableMapping
 
-from ..node.kube_api import ApiError
+from .kube_api import ApiError
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 # A watch that ends within this number of seconds was cut off before its regular time limit.
