@@ -15,6 +15,7 @@ from doubles.mount_cases import pod as with_mounts
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods import burst, resizes
 from vgpu_plugin._shared.pods.requests import Config, read_pod
+from vgpu_plugin._shared.pods.resources import MIB, Memory
 from vgpu_scheduler import webhook, wire
 from vgpu_scheduler.ledger import Ledger
 from vgpu_scheduler.runtime_classes import RuntimeClasses
@@ -84,6 +85,22 @@ def test_pod_gets_default_limits_and_our_scheduler(limits, labels, after):
     assert [ask._replace(field="", where="") for ask in read_pod(made).asks] == [
         ask._replace(field="", where="") for ask in read_pod(changed).asks
     ], "expected an unchanged request of the pod"
+
+
+# columns: default MiB, MiB of one unit of the resource for memory, its limit after admission ("": left out, because the
+# default is not a whole number of units)
+UNITS_OF_MEMORY = [(5120, 256, "20"), (5000, 256, ""), (1000, 1024, "")]
+
+
+@pytest.mark.parametrize(("default", "factor", "limit"), UNITS_OF_MEMORY)
+def test_default_memory_stays_the_same_in_units(default, factor, limit):
+    config = Config(default_memory_mib=default, memory_factor=factor)
+    made = pod({GPU: "1", CORES: "30"})
+    changed = applied(made, review(made, Settings(config)))
+    assert changed["spec"]["containers"][0]["resources"]["limits"].get(MEM, "") == limit
+    assert read_pod(changed, config).asks[0].memory == read_pod(made, config).asks[0].memory == Memory(MIB, default)
+    again = review(changed, Settings(config))
+    assert again["allowed"] and "patch" not in again
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,10 @@ def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[
             added = {} if settings.config.gpu in named else {settings.config.gpu: str(one.gpus)}
             memory_names = {settings.config.memory, settings.config.memory_percentage}
             if one.dialect == "hami" and one.memory.kind == MIB and not memory_names & named.keys():
-                limit = one.memory.amount + one.burst_mib
-                added[settings.config.memory] = str(limit // settings.config.memory_factor)
+                limit, rest = divmod(one.memory.amount + one.burst_mib, settings.config.memory_factor)
+                # Only the default may be no whole number of units. It is left out, because it applies without a name.
+                if not rest:
+                    added[settings.config.memory] = str(limit)
             if added:
                 resources = dict(container.get("resources") or {}, limits={**limits, **added})
                 # Kubernetes requires a request equal to the limit. The API server sets missing requests to the limits
