@@ -25,7 +25,8 @@ TEMPLATE = "vgpu.fleet/template"
 # the new template replaces them node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
 # Annotations, conditions and taint that the program writes on its node or reads from it.
-ANNOTATIONS, CONDITIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus"), ("VgpuConfiguration", "VgpuGpusHealthy")
+ANNOTATIONS = ("vgpu.fleet/gpus", "vgpu.fleet/drained-gpus", "vgpu.fleet/resources")
+CONDITIONS = ("VgpuConfiguration", "VgpuGpusHealthy")
 TAINT = "vgpu.fleet/gpu-unhealthy"
 # Node annotation that names the labels that the program set, without their prefix LABELS_PREFIX.
 LABELS, LABELS_PREFIX = "vgpu.fleet/labels", "nvidia.com/"

@@ -7,7 +7,8 @@ binds the pod, so a pod has a plan exactly when it has a node. ``vgpu.fleet/give
 override the plan. The device plugin writes them if the kubelet chose other GPUs than planned, and the scheduler writes
 them when it grants another size (resizes.py). The three annotations above are JSON with a version; memory is in MiB,
 cores in percent. ``vgpu.fleet/drained-gpus`` on a node: an administrator lists the UUIDs of GPUs that get no more pods,
-separated by commas.
+separated by commas. ``vgpu.fleet/resources`` on a node: the device plugin lists the resource names of its slices that
+are outside nvidia.com/, separated by commas.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 from typing import Any, Mapping, NamedTuple, Sequence
 
 GPUS, PLAN, GIVEN = "vgpu.fleet/gpus", "vgpu.fleet/plan", "vgpu.fleet/given"
-DRAINED = "vgpu.fleet/drained-gpus"
+DRAINED, RESOURCES = "vgpu.fleet/drained-gpus", "vgpu.fleet/resources"
 VERSION = 1
 INIT, SIDECAR, APP = "init", "sidecar", "app"
 # Values of the kubelet's topologyManagerPolicy and topologyManagerScope on which a plan depends.

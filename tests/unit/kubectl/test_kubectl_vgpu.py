@@ -160,6 +160,23 @@ def test_nodes_are_listed_with_their_gpu_resources(kubectl, capsys):
     assert "cannot be read" in found["odd"]["trouble"][0] and "no such file" in found["odd"]["trouble"][1]
 
 
+# columns: resource of the node's slices, the node's annotations
+RENAMED = [
+    ("nvidia.com/slice", {}),
+    ("example.com/vgpu", {"vgpu.fleet/resources": "example.com/vgpu"}),
+]
+
+
+@pytest.mark.parametrize(("name", "annotations"), RENAMED)
+def test_renamed_slices_are_listed_and_devices_of_others_are_not(name, annotations):
+    found = node("renamed", annotations, amounts={name: "14", "rdma/hca": "2", "cpu": "8"})
+    user, other = pod("user", "renamed", limits={name: "1"}), pod("other", "renamed", limits={"rdma/hca": "1"})
+    (row,) = rows.nodes([found], [user, other])
+    assert row["resources"] == {name: {"capacity": 14, "allocatable": 14, "allocated": 1}} and row["pods"] == 1
+    (one,) = rows.pods([user, other], rows.resources_of(found))
+    assert (one["pod"], one["resources"]) == ("user", {name: 1})
+
+
 CARDS = {
     # columns: GPU; expected: whether it is healthy, planned MiB, planned cores, planned slots (places for containers),
     # (pod, planned MiB) of each pod on it

@@ -40,8 +40,10 @@ def key_of(pod: Object) -> str:
 def resources_of(node: Object) -> list[str]:
     """Returns the names of the resources whose slices the kubelet allocates on this node."""
     capacity = (node.get("status") or {}).get("capacity") or {}
-    added = set(str(_annotations(node).get(ADDED) or "").split(","))
-    return sorted(name for name in capacity if name.startswith(PREFIX) and name not in added)
+    added, others = (
+        set(str(_annotations(node).get(key) or "").split(",")) for key in (ADDED, pod_annotations.RESOURCES)
+    )
+    return sorted(name for name in capacity if (name.startswith(PREFIX) or name in others) and name not in added)
 
 
 def gpus_of(node: Object) -> tuple[NodeGpu, ...]:

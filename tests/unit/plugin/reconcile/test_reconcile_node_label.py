@@ -423,6 +423,14 @@ def test_node_lists_the_resource_names_of_gpu_parts(node, kubelet, api, start):
     assert "vgpu.fleet/capacity" not in api.annotations
 
 
+def test_node_names_slices_outside_nvidias_domain(node, kubelet, api, start):
+    node.configure(splitCount=4, resourceName="example.com/vgpu")
+    start()
+    until(lambda: api.annotations.get("vgpu.fleet/resources") == "example.com/vgpu", "the name")
+    node.configure(splitCount=4)
+    until(lambda: api.annotations["vgpu.fleet/resources"] == "", "no name")
+
+
 @pytest.mark.parametrize("scaling", ["0.5", "1.0", "2"])
 @pytest.mark.parametrize("name", ["nvidia.com/gpumem-percentage", "volcano.sh/vgpu-memory-percentage"])
 def test_percentages_refer_to_the_capacity_for_pods(scaling, name):

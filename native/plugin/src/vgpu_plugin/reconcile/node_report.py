@@ -10,6 +10,7 @@ from ..allocation import sizing
 from ..node.kubelet_topology import KubeletTopology
 from ..offer.pool import Pool
 from . import node_capacity, node_health
+from .labels import PREFIX
 from .node_label import NodeLabel
 from .reconfigure import Reconfiguration
 
@@ -41,5 +42,8 @@ class NodeReport:
         # assume that it was deleted by mistake, and would continue with the GPUs that it knows.
         topology = self._topology.read() if by_extender else pod_annotations.NO_POLICY
         self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus, topology), add=by_extender)
+        # kubectl vgpu knows all names below nvidia.com/ as names of GPUs. For other names it needs this annotation.
+        others = [name for name in self._pool.resources if not name.startswith(PREFIX)]
+        self._label.annotate(pod_annotations.RESOURCES, ",".join(sorted(others)), add=bool(others))
         names = node_capacity.names_of(settings.vcuda)
         self._label.list_resources(node_capacity.amounts(gpus, names, self._pool.resources))

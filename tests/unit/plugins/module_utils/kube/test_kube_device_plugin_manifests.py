@@ -140,6 +140,7 @@ TRACES = [
     # columns: annotations and conditions of the node; expected patches, as (subresource, body), that remove only ours
     ({}, [], []),
     ({"a.b/c": "1"}, [READY], []),
+    ({"vgpu.fleet/resources": ""}, [READY], [("", {"metadata": {"annotations": {"vgpu.fleet/resources": None}}})]),
     ({GPUS: "[]", "a.b/c": "1"}, [READY], [("", {"metadata": {"annotations": {GPUS: None}}})]),
     (
         {},
