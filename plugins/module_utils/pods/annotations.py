@@ -93,21 +93,23 @@ Plan = Sequence[Part]
 
 
 def use_of(plan: Plan) -> dict[str, Use]:
-    """Maps the UUID of each GPU to the most that a pod uses of it at any time. Init containers run one after the other,
-    together with the sidecars that started before them. Afterwards the other containers run together with the sidecars.
+    """Maps the UUID of each GPU to the most that a pod uses of it at any time. The parts have the order of the pod's
+    containers. Init containers run one after the other, together with the sidecars that started before them. Afterwards
+    the other containers run together with all sidecars.
     """
-    running: dict[str, Use] = {}
     sidecars: dict[str, Use] = {}
+    moments = []
     for part in plan:
-        for device in part.devices if part.kind != INIT else ():
-            running[device.uuid] = _more(running.get(device.uuid), device)
-            if part.kind == SIDECAR:
-                sidecars[device.uuid] = _more(sidecars.get(device.uuid), device)
+        if part.kind == INIT:
+            moments.append(_with(sidecars, part))
+        elif part.kind == SIDECAR:
+            sidecars = _with(sidecars, part)
+    running = sidecars
+    for part in plan:
+        if part.kind == APP:
+            running = _with(running, part)
     highest = dict(running)
-    for part in plan:
-        moment = dict(sidecars)
-        for device in part.devices if part.kind == INIT else ():
-            moment[device.uuid] = _more(moment.get(device.uuid), device)
+    for moment in moments:
         for uuid, use in moment.items():
             highest[uuid] = Use(*map(max, use, highest.get(uuid, use)))
     return highest
@@ -122,9 +124,12 @@ def limit_of(plan: Plan) -> dict[str, int]:
     return {uuid: use.memory_mib for uuid, use in use_of(most).items()}
 
 
-def _more(use: Use | None, device: Device) -> Use:
-    use = use or Use(0, 0, 0)
-    return Use(use.memory_mib + device.memory_mib, use.cores + device.cores, use.slots + 1)
+def _with(uses: Mapping[str, Use], part: Part) -> dict[str, Use]:
+    out = dict(uses)
+    for device in part.devices:
+        use = out.get(device.uuid, Use(0, 0, 0))
+        out[device.uuid] = Use(use.memory_mib + device.memory_mib, use.cores + device.cores, use.slots + 1)
+    return out
 
 
 def write_plan(plan: Plan) -> str:

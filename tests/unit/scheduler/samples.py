@@ -37,17 +37,20 @@ def faults(nodes, plans):
     """Returns the faults of ``plans``, a list of (node, plan) with one entry for each pod. Finds them by adding up what
     the pods use.
 
-    A pod runs in phases: each init container together with the sidecars, and then all other containers at once. On each
-    GPU a pod counts with its greatest phase. The greatest phases of several pods are added, because they may happen at
-    the same time.
+    A pod runs in phases: each init container together with the sidecars that started before it, and then all other
+    containers at once. On each GPU a pod counts with its greatest phase. The greatest phases of several pods are added,
+    because they may happen at the same time.
     """
     found = []
     sums, owners, shares = defaultdict(lambda: [0, 0, 0]), defaultdict(int), defaultdict(int)
     for name, plan in plans:
         highest = defaultdict(lambda: [0, 0, 0])
-        sides = [part for part in plan if part.kind == "sidecar"]
         moments = [[part for part in plan if part.kind != "init"]]
-        moments += [[part, *sides] for part in plan if part.kind == "init"]
+        moments += [
+            [part, *(one for one in plan[:n] if one.kind == "sidecar")]
+            for n, part in enumerate(plan)
+            if part.kind == "init"
+        ]
         for moment in moments:
             now = defaultdict(lambda: [0, 0, 0])
             for part in moment:

@@ -181,8 +181,13 @@ def test_init_containers_and_containers_share_their_gpus():
     assert [(part.container, part.kind) for part in plan] == [("c0", "init"), ("c1", "app"), ("c2", "app")]
     assert ledger.use("a") == {"GPU-a": Use(16000, 0, 2)}
     ledger.release("x")
-    with pytest.raises(NoRoom):
-        ledger.place(pod_ask(ask(16000, init=True), ask(9000, sidecar=True)), "a")
+    whole, sidecar = ask(0, 100, kind=CARD, init=True), ask(9000, sidecar=True)
+    plan = bind(ledger, "x", pod_ask(whole, sidecar, ask(2000)), "a")
+    assert faults({"a": (gpu("GPU-a"),)}, [("a", plan)]) == []
+    ledger.release("x")
+    for one in (whole, ask(16000, init=True)):
+        with pytest.raises(NoRoom):
+            ledger.place(pod_ask(sidecar, one), "a")
 
 
 # columns: memory of the node's GPUs and of the pod's containers (MiB). Each container in turn, the largest first, takes
@@ -212,7 +217,7 @@ def test_tight_placement_is_found_despite_spread():
     # With the policy "spread", the app takes GPU-0 and the sidecar would take GPU-1. But the init container needs both
     # GPUs while the sidecar runs, and GPU-1 has only one slot. So the sidecar must be on GPU-0.
     gpus = (gpu("GPU-0", slots=2), gpu("GPU-1", slots=1))
-    asked = pod_ask(ask(1), ask(1, sidecar=True), ask(1, gpus=2, init=True))
+    asked = pod_ask(ask(1, sidecar=True), ask(1, gpus=2, init=True), ask(1))
     ledger = ledger_of({"a": gpus}, gpu_policy="spread")
     assert ledger.filter(asked, ["a"]).fits == ["a"]
     assert faults({"a": gpus}, [("a", bind(ledger, "x", asked, "a"))]) == []
@@ -407,4 +412,7 @@ def test_use_of_a_plan_is_its_peak():
         part("app", 350),
         part("app", 1, 0, "b"),
     ]
-    assert use_of(plan) == {"GPU-a": Use(600, 100, 2), "b": Use(1, 0, 1)}
+    # The sidecar starts after both init containers, so it runs with neither.
+    assert use_of(plan) == {"GPU-a": Use(500, 90, 2), "b": Use(1, 0, 1)}
+    plan[1:3] = [plan[2], plan[1]._replace(devices=(Device("GPU-a", 420, 95),))]
+    assert use_of(plan) == {"GPU-a": Use(520, 105, 2), "b": Use(1, 0, 1)}

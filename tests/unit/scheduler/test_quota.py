@@ -22,12 +22,15 @@ MEM, CORES = "limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"
 V100, T4 = Card(16160, 16160, 1616, 10), Card(15360, 15360, 2194, 14)
 
 
-def pod(limits, labels=None, init=(), sidecars=()):
+def pod(limits, labels=None, init=(), sidecars=(), late=()):
+    """``late`` are the sidecars that start after the init containers; ``sidecars`` start before them."""
+
     def container(name, limits, **more):
         return {"name": name, "resources": {"limits": {key: str(value) for key, value in limits.items()}}, **more}
 
-    first = [container(f"i{n}", one) for n, one in enumerate(init)]
-    first += [container(f"s{n}", one, restartPolicy="Always") for n, one in enumerate(sidecars)]
+    first = [container(f"s{n}", one, restartPolicy="Always") for n, one in enumerate(sidecars)]
+    first += [container(f"i{n}", one) for n, one in enumerate(init)]
+    first += [container(f"l{n}", one, restartPolicy="Always") for n, one in enumerate(late)]
     every = limits if isinstance(limits, list) else [limits]
     containers = [container(f"c{n}", one) for n, one in enumerate(every)]
     return {"metadata": {"labels": labels or {}}, "spec": {"containers": containers, "initContainers": first}}
@@ -51,11 +54,13 @@ COUNTS = [
     (pod({"tencent.com/vcuda-core": 200}), [V100], (32320, 200)),
     (pod({"nvidia.com/gpu.shared": 1}), [T4], (2194, 14)),
     (pod([{M: 1000}, {M: 2000, C: 10}]), [V100], (3000, 10)),
-    # An init container and the containers after it never run together; a sidecar runs with all of them.
+    # An init container and the containers after it never run together; a sidecar runs with all that start after it.
     (pod({M: 1000}, init=[{M: 4000, C: 5}]), [V100], (4000, 5)),
     (pod({M: 1000, C: 20}, init=[{M: 300}]), [V100], (1000, 20)),
     (pod({M: 1000}, init=[{M: 4000}], sidecars=[{M: 500}]), [V100], (4500, 0)),
     (pod({M: 5000}, init=[{M: 4000}], sidecars=[{M: 500}]), [V100], (5500, 0)),
+    (pod({M: 1000}, init=[{M: 4000, C: 5}], late=[{M: 500}]), [V100], (4000, 5)),
+    (pod({M: 1000}, init=[{M: 4000}], sidecars=[{M: 500}], late=[{M: 7000}]), [V100], (8500, 0)),
 ]
 
 

@@ -15,19 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.pods.annotations import (
-    APP,
-    INIT,
-    NO_POLICY,
-    SIDECAR,
-    Device,
-    NodeGpu,
-    Part,
-    Topology,
-    Use,
-    use_of,
-    write_plan,
-)
+from vgpu_plugin._shared.pods.annotations import NO_POLICY, Device, NodeGpu, Part, Topology, Use, use_of, write_plan
 from vgpu_plugin._shared.pods.node_labels import NO_LABELS, NodeLabels
 from vgpu_plugin._shared.pods.preferences import BINPACK, NUMA, SPREAD, TOPOLOGY, Preferences, words_of
 from vgpu_plugin._shared.pods.requests import Card, PodAsk
@@ -227,8 +215,7 @@ class Ledger:
                 # A limit above the GPU's memory is reduced to the GPU's memory.
                 burst = min(one.burst_mib, gpus[column].capacity_mib - size.memory_mib)
                 devices.append(Device(gpus[column].uuid, size.memory_mib, size.cores, burst))
-            kind = INIT if one.init else SIDECAR if one.sidecar else APP
-            parts.append(Part(one.container, kind, tuple(devices)))
+            parts.append(Part(one.container, placement.kind_of(one), tuple(devices)))
         return tuple(parts)
 
     # --- data for people and metrics

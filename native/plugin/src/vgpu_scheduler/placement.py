@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from vgpu_plugin._shared.pods.annotations import APP, INIT, SIDECAR
 from vgpu_plugin._shared.pods.node_labels import EXCLUSIVE, SHARED
 from vgpu_plugin._shared.pods.preferences import Preferences
 from vgpu_plugin._shared.pods.requests import Ask, PodAsk
@@ -30,6 +31,11 @@ class Picked(NamedTuple):
 
     fits: np.ndarray
     columns: tuple[np.ndarray, ...]
+
+
+def kind_of(ask: Ask) -> str:
+    """Returns the kind of a container in a plan."""
+    return INIT if ask.init else SIDECAR if ask.sidecar else APP
 
 
 def memory_of(view: View, ask: Ask) -> np.ndarray:
@@ -183,13 +189,13 @@ def pick_in_order(
     rows = np.arange(len(view.capacity))[:, None]
     fits = np.ones(len(rows), bool)
     columns: list[np.ndarray] = [np.zeros((len(rows), 0), np.intp)] * len(asks)
-    # ``now``: what other pods and this pod's permanent containers use. ``side``: what other pods and this pod's
-    # sidecars use, which is all that runs next to an init container.
-    now = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
-    side = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
+    # ``now``: what other pods and this pod's permanent containers use. ``sides``: for each init container what other
+    # pods and the sidecars that start before it use, which is all that runs next to it.
+    now = copied(view)
+    sides = {n: copied(view) for n, ask in enumerate(asks) if ask.init}
     for n in order:
         ask = asks[n]
-        base = side if ask.init else now
+        base = sides[n] if ask.init else now
         # An init container prefers GPUs of its pod's other containers, because the kubelet reuses its devices for them.
         key = rank(base, spread, now.shares > view.shares if ask.init else None)
         ok = numa.one_node(base, fit(base, ask, allowed).all, ask, key)
@@ -199,12 +205,16 @@ def pick_in_order(
         if ask.init:
             continue
         need, cores = memory_of(view, ask), cores_of(view, ask)
-        for moment in (now, side) if ask.sidecar else (now,):
+        for moment in (now, *(side for m, side in sides.items() if ask.sidecar and n < m)):
             # If a chosen GPU does not fit, its row has failed already, so no memory and no compute is added for it.
             moment.memory[rows, chosen] += np.where(ok, need, 0)[rows, chosen]
             moment.cores[rows, chosen] += np.where(ok, cores, 0)[rows, chosen]
             moment.shares[rows, chosen] += 1
     return Picked(fits, tuple(columns))
+
+
+def copied(view: View) -> View:
+    return view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
 
 
 def rank(view: View, spread: np.ndarray, liked: np.ndarray | None = None) -> np.ndarray:

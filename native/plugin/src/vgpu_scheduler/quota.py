@@ -16,11 +16,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from vgpu_plugin._shared.pods.annotations import Device, Part, use_of
 from vgpu_plugin._shared.pods.quantity import exact
-from vgpu_plugin._shared.pods.requests import Ask, Card, Config, PodAsk, size_on
+from vgpu_plugin._shared.pods.requests import Ask, Card, Config, PodAsk, Size, size_on
 
 from . import wire
 from .ledger import Ledger
+from .placement import kind_of
 
 log = logging.getLogger(__name__)
 
@@ -50,24 +52,13 @@ def least(ask: PodAsk, cards: Iterable[Card]) -> Demand:
     """
     known = list(cards)
 
-    def one(ask: Ask) -> Demand:
-        sizes = [size for size in (size_on(ask, card) for card in known) if size is not None]
-        if not sizes:
-            return Demand()
-        return Demand(ask.gpus * min(each.memory_mib for each in sizes), ask.gpus * min(each.cores for each in sizes))
+    def one(ask: Ask) -> Device:
+        sizes = [size for size in (size_on(ask, card) for card in known) if size is not None] or [Size(0, 0)]
+        return Device("", *(ask.gpus * min(each) for each in zip(*sizes, strict=True)))
 
-    return _highest([(each.init, each.sidecar, one(each)) for each in ask.asks])
-
-
-def _highest(parts: Iterable[tuple[bool, bool, Demand]]) -> Demand:
-    """Returns the largest demand during a pod's life: either that of an init container together with the sidecars, or
-    that of all other containers at once.
-    """
-    parts = list(parts)
-    sidecars = _sum(demand for _init, sidecar, demand in parts if sidecar)
-    moments = [_sum(demand for init, _sidecar, demand in parts if not init)]
-    moments += [_sum((sidecars, demand)) for init, _sidecar, demand in parts if init]
-    return Demand(max(one.memory_mib for one in moments), max(one.cores for one in moments))
+    # All GPUs count as one, because a quota limits their sum.
+    uses = use_of([Part(each.container, kind_of(each), (one(each),)) for each in ask.asks])
+    return Demand(*uses[""][:2]) if uses else NOTHING
 
 
 def _sum(demands: Iterable[Demand]) -> Demand:

@@ -93,13 +93,14 @@ class Node(Ground):
                 self.records.put(replace(record, limits={**record.limits, "devices": rows, **flags}))
         return allocation
 
-    def comes(self, n: int, promised: int, burst: int = 0) -> str:
+    def comes(self, n: int, promised: int, burst: int = 0, place: sizing.Place | None = None) -> str:
         """Starts a container in slice ``n``. If the start fails, for example because it is refused, the error is
-        raised."""
+        raised. A container with a place in its pod gets an allocation of its own even if the slice has one."""
         found = [one for one in self.records.all() if one.slice_ids == (f"{self.first.uuid}::{n}",)]
-        allocation = found[0].id if found else self.take(self.first, n)
-        sizer = self.allocator.sizer
-        sizer._reserve_promised(self.records.get(allocation), [Device(self.first.uuid, promised, 0, burst)], 1)
+        allocation = found[0].id if found and place is None else self.take(self.first, n)
+        record, sizer = self.records.get(allocation), self.allocator.sizer
+        record = sizing.placed(record, place) if place else record
+        sizer._reserve_promised(record, [Device(self.first.uuid, promised, 0, burst)], 1)
         with self.records.lock:
             self.records.put(sizer._reserved.pop(allocation))
         self.files.make(self.records.get(allocation))
@@ -311,6 +312,17 @@ def test_init_container_and_container_share_a_slice(ground):
     here.files.make(here.records.get(second))
     assert here.mib(first, second) == [12000, 6000]
     assert here.mib(here.comes(1, 10360), first, second) == [10360, 5000, 5000]
+
+
+def test_containers_of_one_pod_never_burst_into_each_others_promises(ground):
+    """Two containers run after an init container that was promised more than both. The first of them has its slice."""
+    here = ground()
+    other = here.comes(2, 5000)
+    init = here.comes(0, 10000, 2000, sizing.Place("uid", "init", 0, True))
+    first = here.comes(0, 2000, 10000, sizing.Place("uid", "app", 1, False))
+    second = here.comes(1, 4000, 0, sizing.Place("uid", "app", 2, False))
+    here.burst.poll()
+    assert here.mib(other, init, first, second) == [5000, 10360, 2360, 4000]
 
 
 def test_limits_stay_after_sharing_is_disabled(ground):

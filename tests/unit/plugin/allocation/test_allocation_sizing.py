@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from vgpu_plugin._shared.config.sharing import Piece
 from vgpu_plugin.allocation.records import KUBELET, Record
-from vgpu_plugin.allocation.sizing import Held, crowded, held, node_gpus
+from vgpu_plugin.allocation.sizing import Held, Place, crowded, held, node_gpus, placed, together
 from vgpu_plugin.node.gpus import NO_NUMA
 
 from .. import samples
@@ -64,6 +64,34 @@ def record(name: str, mib: int, **limits: object) -> Record:
     return Record(name, KUBELET, (f"{GPU}::{name}",), {"devices": [device], **limits}, cores={GPU: 10})
 
 
+INIT_A, INIT_B, SIDECAR, APP_A, APP_B = ("init", 0), ("init", 2), ("sidecar", 1), ("app", 3), ("app", 4)
+# columns: kind and position in its pod of each container, and its MiB; the expected MiB of the pod, and the MiB beside
+# which the last container must fit
+PODS = [
+    ([(INIT_A, 10000)], 10000, 0),
+    ([(INIT_A, 10000), (APP_A, 2000)], 10000, 0),
+    ([(INIT_A, 10000), (APP_A, 2000), (APP_B, 4000)], 10000, 2000),
+    ([(APP_B, 4000), (INIT_A, 1000), (APP_A, 2000)], 6000, 4000),
+    # A sidecar runs next to all containers that start after it.
+    ([(INIT_A, 10000), (SIDECAR, 1000), (APP_A, 4000)], 10000, 1000),
+    ([(INIT_A, 10000), (SIDECAR, 1000), (INIT_B, 9500)], 10500, 1000),
+    ([(INIT_A, 10000), (INIT_B, 9500), (APP_A, 4000), (SIDECAR, 1000)], 10500, 9500),
+]
+
+
+@pytest.mark.parametrize(("containers", "pod", "beside"), PODS)
+def test_pod_counts_with_its_largest_phase(containers: list, pod: int, beside: int) -> None:
+    made = [placed(record(str(n), mib), Place("uid", *place, False)) for n, (place, mib) in enumerate(containers)]
+    other = [placed(record("other", 500), Place("uid-2", "app", 0, True)), record("lease", 300)]
+    assert held([*made, *other])[GPU].memory_mib == pod + 800
+    mates = [one for one in [*made, *other] if together(made[-1], one)]
+    assert held(mates)[GPU].memory_mib == beside + 800
+
+
 def test_container_without_a_size_does_not_hide_other_containers() -> None:
     records = [record("0", 100), record("1", 5000, deny=True), record("2", 300)]
     assert held(records) == {GPU: Held(400, 20)}
+
+
+def test_container_without_cores_counts_0_percent() -> None:
+    assert held([replace(record("0", 100), cores={}), record("1", 50)]) == {GPU: Held(150, 10)}

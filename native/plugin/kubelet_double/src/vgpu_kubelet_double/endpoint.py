@@ -72,8 +72,13 @@ class Endpoint:
         """Returns the ids of the healthy devices; empty if the plugin's stream has ended."""
         return set() if self.stopped else {one.ID for one in self.devices.values() if one.health == "Healthy"}
 
-    def preferred(self, available: list[str], size: int) -> list[str]:
-        request = api.ContainerPreferredAllocationRequest(available_deviceIDs=available, allocation_size=size)
+    def preferred(self, available: list[str], size: int, must: list[str] | None = None) -> list[str]:
+        """Asks the plugin which devices a container should get. ``must``: devices of the pod's init containers, which
+        a kubelet gives to the container in any case; they are in ``available`` too.
+        """
+        request = api.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must or [], allocation_size=size
+        )
         answer = self._stub.GetPreferredAllocation(
             api.PreferredAllocationRequest(container_requests=[request]), timeout=CALL_S
         )

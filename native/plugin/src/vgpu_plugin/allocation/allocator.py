@@ -184,7 +184,7 @@ class Allocator:
             # The container's size is decided only when it starts. Until then every memory allocation is denied.
             limits["deny"] = True
         elif self.settings.requested or admission.has_sized_neighbours(devices, self.records.all()):
-            admission.refuse_oversold(devices, self.pool.gpu, self.settings.config, self.sizer.held(ids))
+            admission.refuse_oversold(devices, self.pool.gpu, self.settings.config, self.sizer.held(record))
         return replace(record, limits=limits, library=str(self.library()))
 
     def keep(self, record: Record, pieces: list[Piece]) -> None:

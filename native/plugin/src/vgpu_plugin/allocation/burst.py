@@ -72,12 +72,15 @@ def spread(room: int, holders: Sequence[Holder]) -> list[int]:
 
 class _Slice(NamedTuple):
     """All records (saved data of containers) of one pod that share slices of one GPU: an init container and the
-    containers that run after it. Only one of these containers runs at a time, so each field is the largest value of the
-    records.
+    containers that run after it. Only one of these containers runs at a time, so each number is the largest value of
+    the records. The numbers are MiB above a container's base, which is 0 or more.
+
+    The base of a container is its promised memory. If it is the only container of its pod at its time, its base is all
+    that the pod was promised, because no other container may use that memory.
     """
 
-    records: tuple[Record, ...]
-    bounds: Bounds
+    records: tuple[tuple[Record, int], ...]
+    most: int
     now: int
     used: int
     kills: bool
@@ -159,7 +162,7 @@ class Burst:
         with self._one_at_a_time:
             for kill in kills:
                 with self._records.lock:
-                    others = self._sizer.others(())
+                    others = self._sizer.others()
                     slices_of = self._slices(uuid, others)
                     targets = self._targets(uuid, others, slices_of, kill) if slices_of else []
                 # Limits that shrink are set first, because limits that grow use the memory that becomes free.
@@ -169,8 +172,8 @@ class Burst:
                             self._set(one, uuid, target)
 
     def _targets(self, uuid: str, others: Sequence[Record], slices_of: Sequence[_Slice], kill: bool) -> list[int]:
-        """Returns the new limit of each slice. If ``kill`` is true, the limit of a slice with an OOM killer may be set
-        below its usage, but only as far as other containers wait for memory.
+        """Returns the new limit of each slice, as MiB above the bases of its containers. If ``kill`` is true, the limit
+        of a slice with an OOM killer may be set below its usage, but only as far as other containers wait for memory.
         """
         gpu = self._pool.gpu(uuid)
         promised = sizing.held(others, promised=True).get(uuid, sizing.Held()).memory_mib
@@ -179,44 +182,49 @@ class Burst:
         # The limit of a slice with an OOM killer is lowered only while a container waits. Otherwise a program could
         # allocate memory a moment later and would be killed without need.
         floors = [one.now if one.kills and not comers else one.used for one in slices_of]
-        if kill and room < sum(max(0, used - one.bounds.promised) for one, used in zip(slices_of, floors, strict=True)):
+        if kill and room < sum(floors):
             floors = [0 if one.kills else used for one, used in zip(slices_of, floors, strict=True)]
-        holders = [Holder(one.bounds, used) for one, used in zip(slices_of, floors, strict=True)]
+        holders = [Holder(Bounds(0, one.most), used) for one, used in zip(slices_of, floors, strict=True)]
         return spread(room, [*holders, *comers])[: len(slices_of)]
 
     def _slices(self, uuid: str, others: Sequence[Record]) -> list[_Slice]:
         """Returns the slices of a GPU that may use burst memory. A slice whose usage cannot be read is treated as if it
         used its whole limit.
         """
-        together: dict[frozenset[str], list[Record]] = {}
+        together: dict[frozenset[str], list[tuple[Record, int]]] = {}
         for record in others:
-            if sizing.bounds_of(record, uuid) is not None:
+            if (bounds := sizing.bounds_of(record, uuid)) is not None:
                 ids = frozenset(one for one in record.slice_ids if gpu_of(one) == uuid)
-                together.setdefault(ids, []).append(record)
+                place = sizing.place_of(record)
+                base = bounds.promised if place and not place.alone else self._promised_to_pod(record, uuid, others)
+                together.setdefault(ids, []).append((record, base))
         return [self._slice(uuid, tuple(found)) for found in together.values()]
 
-    def _slice(self, uuid: str, found: tuple[Record, ...]) -> _Slice:
-        bounds = [known for one in found if (known := sizing.bounds_of(one, uuid)) is not None]
-        rows = [row for one in found for row in one.limits["devices"] if row["uuid"] == uuid]
-        now = max(-(-row["memory_bytes"] // MIB) for row in rows)
-        try:
-            used = max(-(-live_limits.used(self._files, one).get(uuid, 0) // MIB) for one in found)
-        except NotNow as fault:
-            log.debug("%s", fault)
-            used = now
-        return _Slice(
-            found,
-            Bounds(max(one.promised for one in bounds), max(one.limit for one in bounds)),
-            now,
-            used,
-            any(one.limits.get("oom_killer") for one in found),
-        )
+    @staticmethod
+    def _promised_to_pod(record: Record, uuid: str, others: Sequence[Record]) -> int:
+        """Returns how many MiB of a GPU the pod of a record was promised."""
+        key = sizing.pod_of(record, uuid)
+        return sizing.held((one for one in others if sizing.pod_of(one, uuid) == key), promised=True)[uuid].memory_mib
 
-    def _set(self, one: _Slice, uuid: str, target: int) -> None:
-        for record in one.records:
+    def _slice(self, uuid: str, found: tuple[tuple[Record, int], ...]) -> _Slice:
+        most, now, used = 0, 0, 0
+        for record, base in found:
             bounds = sizing.bounds_of(record, uuid)
             assert bounds is not None
-            mine = max(bounds.promised, min(bounds.limit, target))
+            limit = next(-(-row["memory_bytes"] // MIB) for row in record.limits["devices"] if row["uuid"] == uuid)
+            try:
+                uses = -(-live_limits.used(self._files, record).get(uuid, 0) // MIB)
+            except NotNow as fault:
+                log.debug("%s", fault)
+                uses = limit
+            most, now, used = max(most, bounds.limit - base), max(now, limit - base), max(used, uses - base)
+        return _Slice(found, most, now, used, any(one.limits.get("oom_killer") for one, _base in found))
+
+    def _set(self, one: _Slice, uuid: str, target: int) -> None:
+        for record, base in one.records:
+            bounds = sizing.bounds_of(record, uuid)
+            assert bounds is not None
+            mine = max(bounds.promised, min(bounds.limit, base + target))
             try:
                 self._resizer.resize(record.id, {uuid: Wanted(mine, burst=True)}, waits=False)
             except PluginError as fault:

@@ -197,7 +197,7 @@ class ClaimShares:
 
     def _refuse_oversold(self, wanted: Wanted, devices: list[dict[str, Any]]) -> None:
         allocator = self._allocator
-        held = allocator.sizer.held(())
+        held = allocator.sizer.held()
         promised = self._promised(wanted)
         for one in devices:
             asked = Device(one["uuid"], one["memory_bytes"] // MIB, promised.get(one["uuid"], 0))

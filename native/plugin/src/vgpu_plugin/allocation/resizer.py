@@ -195,7 +195,7 @@ class Resizer:
         kept for a minute, in which another pod may already have its slices.
         """
         with self._records.lock:
-            ids = {one.id for one in self._sizer.others(())}
+            ids = {one.id for one in self._sizer.others()}
             return [one for one in self._records.all() if one.id in ids]
 
     # --- the requested size
@@ -275,7 +275,7 @@ class Resizer:
                 and size.memory_mib > one.memory_mib
                 and not size.burst
             }
-            others = sizing.held(self._sizer.others(record.kubelet_ids), promised=True) if more else {}
+            others = sizing.held(self._sizer.others(record), promised=True) if more else {}
             for uuid in more:
                 room = sizing.room_mib(self._pool.gpu(uuid), self._sizer.settings.config)
                 if others.get(uuid, sizing.Held()).memory_mib + (wanted[uuid].memory_mib or 0) > room:
@@ -299,7 +299,7 @@ class Resizer:
         """Raises Refused if a larger size does not fit on its GPU. A size that stays the same or shrinks
         always fits.
         """
-        others = self._sizer.others(record.kubelet_ids)
+        others = self._sizer.others(record)
         held, shares = sizing.held(others), sizing.held(others, limits=True)
         settings = self._sizer.settings
         for old, new in zip(before, now, strict=True):
@@ -379,7 +379,7 @@ class Resizer:
             desired: set[str] = set()
             sized = any(sizing.SIZED in one.limits for one in self._records.all())
             if sized and not self._sizer.settings.requested:
-                records = self._sizer.others(())
+                records = self._sizer.others()
                 for gpu in self._pool.gpus:
                     at = [one for one in self._pool.slices if one.uuid == gpu.uuid and self._pool.limited(one.id)]
                     share = slices.share_of(gpu.facts(), self._sizer.settings.config)

@@ -10,7 +10,7 @@ keeps it as a reservation and counts it like a saved size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +27,9 @@ from .records import KUBELET, Record, RecordStore
 
 if TYPE_CHECKING:
     from .pod_sizes import PodSizes
+
+# The keys of a device in a record's limits that stay when the container gets its size.
+KEPT = ("card_bytes", sizing.PLACE)
 
 log = logging.getLogger(__name__)
 
@@ -109,21 +112,19 @@ class Sizer:
             chosen += [one for one in [next(free, "")] if one]
         return chosen
 
-    def held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
-        """Returns GPU UUID → memory and cores that containers hold. Records of containers that the kubelet no longer
-        knows are not counted. ``without`` are the slice ids of one container. Records with one of these ids are not
-        counted either, because their containers are in the same pod and run one after the other.
-        """
-        return sizing.held(self.others(without))
+    def held(self, record: Record | None = None) -> dict[str, sizing.Held]:
+        """Returns GPU UUID → memory and cores that the records of ``others`` hold."""
+        return sizing.held(self.others(record))
 
-    def others(self, without: Iterable[str]) -> list[Record]:
-        """Returns the records that ``held`` counts."""
+    def others(self, record: Record | None = None) -> list[Record]:
+        """Returns the records whose containers may run at the same time as the container of ``record``, or without it
+        all records. Records of containers that the kubelet no longer knows are left out.
+        """
         found = checkpoint.read(self._checkpoint_file)
-        own = frozenset(without)
         return [
             one
             for one in (self._reserved.get(known.id, known) for known in self._records.all())
-            if own.isdisjoint(one.kubelet_ids)
+            if (record is None or sizing.together(record, one))
             and (found is None or one.kind != KUBELET or found.holds(one.id, frozenset(one.kubelet_ids)))
         ]
 
@@ -153,6 +154,7 @@ class Sizer:
         self.mounts.refuse(owner, record)
         plan = self._pods.plan(owner)
         planned = next(part.devices for part in plan if part.container == owner.container)
+        record = sizing.placed(record, sizing.place_in(plan, owner.container, owner.pod["metadata"]["uid"]))
         try:
             devices = self._reserve_promised(record, planned, self._pods.priority(owner, self.settings.config))
         except Refused as fault:
@@ -199,7 +201,7 @@ class Sizer:
                 raise NotNow(f"allocation {record.id}: another call is reading its size; the start is tried again")
             given_limits = record.limits["devices"]
             given = [self._pool.gpu(one["uuid"]) for one in given_limits]
-            others = self.others(record.kubelet_ids)
+            others = self.others(record)
             config, held = self.settings.config, sizing.held(others)
             devices = sizing.assign(planned, given, config, sizing.held(others, promised=True))
             free = {
@@ -210,8 +212,8 @@ class Sizer:
                 wanted = {one.uuid: sizing.Bounds(one.memory_mib, one.memory_mib + one.burst_mib) for one in devices}
                 raise Short(wanted, {uuid: mib for uuid, mib in missing.items() if mib > 0})
             limits = {key: value for key, value in record.limits.items() if key != "deny"}
-            cards = {one["uuid"]: {"card_bytes": one["card_bytes"]} for one in given_limits if "card_bytes" in one}
-            rows = [{**one, **cards.get(one["uuid"], {})} for one in sizing.limits_of(devices)]
+            kept = {one["uuid"]: {key: one[key] for key in KEPT if key in one} for one in given_limits}
+            rows = [{**one, **kept[one["uuid"]]} for one in sizing.limits_of(devices)]
             for one in rows:
                 if sizing.PROMISED in one:
                     # The container's first limit includes all free memory, because a program may ask for the size of

@@ -10,14 +10,14 @@ plan says.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from .._shared.config import slices
 from .._shared.config.sharing import Piece
 from .._shared.config.slices import MIB
-from .._shared.pods.annotations import Device, NodeGpu, Part
+from .._shared.pods.annotations import INIT, SIDECAR, Device, NodeGpu, Part, Plan, use_of
 from ..errors import Refused, counted
 from ..node.gpus import NO_NUMA, Gpu
 from ..offer.preference import gpu_of
@@ -29,6 +29,9 @@ SIZED = "priority"
 # Two keys of a device in a record's limits, both in MiB: the promised memory and the maximum limit. They exist only if
 # the container is promised less memory than its limit (burst.py).
 PROMISED, LIMIT = "promised_mib", "limit_mib"
+# This key of a device in a record's limits holds the values of Place. It exists only if a plan named the container. It
+# is no field of the record, because an older program would refuse all records after a rollback.
+PLACE = "place"
 
 
 @dataclass(frozen=True)
@@ -102,28 +105,84 @@ def bounds_of(record: Record, uuid: str) -> Bounds | None:
     return Bounds(rows[0][PROMISED], rows[0][LIMIT]) if rows else None
 
 
+class Place(NamedTuple):
+    """The place of a container in its pod: the pod's uid, the kind of the container (init, sidecar or app) and its
+    position in the pod's plan. ``alone`` is true if no other container of the pod runs at the same time.
+    """
+
+    pod: str
+    kind: str
+    position: int
+    alone: bool
+
+
+def place_in(plan: Plan, container: str, pod: str) -> Place:
+    """Returns the place of a container that the plan of the pod with this uid names."""
+    places = [Place(pod, part.kind, n, False) for n, part in enumerate(plan)]
+    mine = next(places[n] for n, part in enumerate(plan) if part.container == container)
+    return mine._replace(alone=not any(_overlap(mine, one) for one in places))
+
+
+def place_of(record: Record) -> Place | None:
+    rows = record.limits.get("devices") or []
+    return Place(*rows[0][PLACE]) if rows and PLACE in rows[0] else None
+
+
+def placed(record: Record, place: Place) -> Record:
+    """Returns a copy of a record with the place of its container."""
+    rows = [{**one, PLACE: list(place)} for one in record.limits["devices"]]
+    return replace(record, limits={**record.limits, "devices": rows})
+
+
+def _overlap(one: Place, other: Place) -> bool:
+    early, late = sorted((one, other), key=lambda place: place.position)
+    if INIT in (early.kind, late.kind):
+        # Init containers have ended before the containers after them start; sidecars go on running.
+        return early.kind == SIDECAR
+    return early.position != late.position
+
+
+def together(one: Record, other: Record) -> bool:
+    """Returns whether the containers of two records may run at the same time."""
+    mine, its = place_of(one), place_of(other)
+    if mine is not None and its is not None and mine.pod == its.pod:
+        return _overlap(mine, its)
+    # Only containers of one pod that run one after the other share a slice.
+    return frozenset(one.kubelet_ids).isdisjoint(other.kubelet_ids)
+
+
+def pod_of(record: Record, uuid: str) -> object:
+    """Returns a key that is equal for the records of one pod on a GPU. If a record has no place, only the records on
+    the same slices are known to be of its pod.
+    """
+    place = place_of(record)
+    return place.pod if place else (uuid, frozenset(one for one in record.slice_ids if gpu_of(one) == uuid))
+
+
 def held(records: Iterable[Record], limits: bool = False, promised: bool = False) -> dict[str, Held]:
     """Returns GPU UUID → memory and cores (percent of the SMs) that the containers of these records hold.
 
-    Containers that share a slice belong to one pod and run one after the other, so only the largest is counted. A
-    container that has no size yet counts as 0. Each container counts with its promised cores, or with the limit of its
-    cores if ``limits`` is true. Likewise it counts with its current limit of memory, or with its promised memory if
+    A pod counts with the most that its containers hold at any time, as in the scheduler. If a container's pod is not
+    known, only containers on the same slices count as one pod; these run one after the other. A container that has no
+    size yet counts as 0. Each container counts with its promised cores, or with the limit of
+    its cores if ``limits`` is true. Likewise it counts with its current limit of memory, or with its promised memory if
     ``promised`` is true.
     """
-    shares: dict[tuple[str, frozenset[str]], Held] = {}
+    pods: dict[object, list[tuple[int, Part]]] = {}
     for record in records:
         if record.limits.get("deny"):
             continue
+        place = place_of(record) or Place("", INIT, 0, True)
         for device in record.limits.get("devices") or []:
-            key = device["uuid"], frozenset(one for one in record.slice_ids if gpu_of(one) == device["uuid"])
-            before = shares.get(key, Held())
             mib = device[PROMISED] if promised and PROMISED in device else -(-device["memory_bytes"] // MIB)
             cores = device["sm_percent"] if limits else record.cores.get(device["uuid"], 0)
-            shares[key] = Held(max(mib, before.memory_mib), max(cores, before.cores))
+            part = Part(record.id, place.kind, (Device(device["uuid"], mib, cores),))
+            pods.setdefault(pod_of(record, device["uuid"]), []).append((place.position, part))
     out: dict[str, Held] = {}
-    for (uuid, _ids), one in shares.items():
-        sum_of = out.get(uuid, Held())
-        out[uuid] = Held(sum_of.memory_mib + one.memory_mib, sum_of.cores + one.cores)
+    for parts in pods.values():
+        for uuid, use in use_of([part for _position, part in sorted(parts, key=lambda one: one[0])]).items():
+            sum_of = out.get(uuid, Held())
+            out[uuid] = Held(sum_of.memory_mib + use.memory_mib, sum_of.cores + use.cores)
     return out
 
 
