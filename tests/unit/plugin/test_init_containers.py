@@ -15,6 +15,8 @@ from .node_api import pod_path
 from .test_requested import (  # noqa: F401  # pylint: disable=unused-import # fixtures
     RESOURCE,
     api,
+    plan,
+    run,
     sizes,
     start,
 )
@@ -76,3 +78,17 @@ def test_pod_and_its_neighbours_start(node, kubelet, api, start, containers, cou
     kubelet.delete_pod("one")
     kubelet.notice()
     run_planned(kubelet, api, "three", rest)
+
+
+def test_other_gpus_of_a_container_are_those_of_its_plan(node, kubelet, api, start):  # noqa: F811
+    """The container must take the init container's GPU, and gets one more. The third GPU has fewer pods than the second
+    one, but no memory.
+    """
+    node.gpus = samples.gpus("T4", "T4", "T4")
+    start()
+    a, b, c = (gpu.uuid for gpu in node.gpus)
+    for name, uuid, mib, n in (("large", c, 14000, 0), ("small", b, 1000, 0), ("small-2", b, 1000, 1)):
+        plan(api, name, (uuid, mib, 0))
+        run(kubelet, name, ids=[f"{uuid}::{n}"])
+    devices = Device(a, 8000, 0), Device(b, 8000, 0)
+    run_planned(kubelet, api, "train", Part("init", INIT, (Device(a, 2000, 0),)), Part("main", APP, devices))

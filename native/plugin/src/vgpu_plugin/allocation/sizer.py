@@ -100,16 +100,17 @@ class Sizer:
         # Sizes that are decided and not yet saved: allocation → its record with the new size.
         self._reserved: dict[str, Record] = {}
 
-    def planned(self, available: Sequence[str], size: int) -> list[str]:
-        """Returns free slices of the GPUs that the scheduler planned for the container that is admitted now. The result
-        is only a hint for the kubelet, and may be empty.
+    def planned(self, available: Sequence[str], size: int, must: Sequence[str]) -> list[str]:
+        """Returns ``must`` and free slices of the other GPUs that the scheduler planned for the container that is
+        admitted now, at most ``size`` together. The result is only a hint for the kubelet, and may have fewer slices.
         """
-        if not self.settings.requested or self._pods is None:
-            return []
-        chosen: list[str] = []
+        chosen = list(must)
+        if not self.settings.requested or self._pods is None or len(chosen) >= size:
+            return chosen
         for uuid in self._pods.expected(size):
-            free = (one for one in available if gpu_of(one) == uuid and one not in chosen)
-            chosen += [one for one in [next(free, "")] if one]
+            free = next((one for one in available if gpu_of(one) == uuid), "")
+            if free and len(chosen) < size and uuid not in map(gpu_of, chosen):
+                chosen.append(free)
         return chosen
 
     def held(self, record: Record | None = None) -> dict[str, sizing.Held]:

@@ -148,7 +148,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if shape.whole and shape.whole.issuperset(available):
                 answers.append(nearest(available, must, size, shape.links, shape.order))
                 continue
-            must = must or self._allocator.sizer.planned(available, size)
+            must = self._allocator.sizer.planned(available, size, must)
             answers.append(preferred(available, must, size, shape.totals, shape.order, packed))
         return api.PreferredAllocationResponse(
             container_responses=[api.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in answers]
