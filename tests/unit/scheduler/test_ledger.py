@@ -190,6 +190,38 @@ def test_init_containers_and_containers_share_their_gpus():
             ledger.place(pod_ask(sidecar, one), "a")
 
 
+# columns: what another pod holds of the GPUs "a" and "b" of 16160 MiB (MiB and percent), the containers of a pod; the
+# expected GPUs of each container, or None if the node must be refused. The kubelet gives the GPUs of an init container
+# to the next container, wherever that was planned.
+REUSED = [
+    # The container fits on "a" only, and its init container on "b" only.
+    ((8000, 0), (1000, 80), [ask(10000, init=True), ask(4000, 30)], None),
+    ((8000, 0), (1000, 80), [ask(10000, init=True), ask(4000, sidecar=True), ask(4000, 30)], ["b", "b", "a"]),
+    # The container would get the emptier GPU "a", but its init container needs "b".
+    ((4000, 40), (7000, 0), [ask(1000, 70, init=True), ask(4000, 30)], ["b", "b"]),
+    ((4000, 40), (7000, 0), [ask(1000, 70, init=True), ask(500), ask(9000, 30)], ["b", "b", "a"]),
+    # Two init containers get the same GPU.
+    ((9000, 0), (1000, 50), [ask(9000, init=True), ask(9, 60, init=True), ask(9)], None),
+    ((9000, 0), (1000, 50), [ask(9000, init=True), ask(9, 60, init=True), ask(9, gpus=2)], None),
+    ((9000, 0), (1000, 50), [ask(9000, init=True), ask(9, init=True), ask(9, gpus=2)], ["b", "b", "ab"]),
+    ((9000, 0), (1000, 50), [ask(9, gpus=2, init=True), ask(9000, init=True), ask(9)], None),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "containers", "expected"), REUSED)
+def test_init_container_is_placed_where_the_next_container_runs(a, b, containers, expected):
+    ledger = ledger_of({"n": (gpu("a"), gpu("b"))})
+    ledger.hold("other", "default/other", "n", [Part("main", APP, (Device("a", *a), Device("b", *b)))])
+    asked = pod_ask(*containers)
+    assert ledger.filter(asked, ["n"]).fits == (["n"] if expected else [])
+    if expected:
+        plan = ledger.place(asked, "n")
+        assert ["".join(sorted(one.uuid for one in part.devices)) for part in plan] == expected
+    else:
+        with pytest.raises(NoRoom, match="not all containers fit at once"):
+            ledger.place(asked, "n")
+
+
 # columns: memory of the node's GPUs and of the pod's containers (MiB). Each container in turn, the largest first, takes
 # the GPU that the policy prefers, and the last container finds no room; another placement has room for all.
 SEARCHED = [

@@ -8,7 +8,7 @@ that the policy ranks best. If that fails with several containers, ``search`` tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -195,10 +195,14 @@ def pick_in_order(
     sides = {n: copied(view) for n, ask in enumerate(asks) if ask.init}
     for n in order:
         ask = asks[n]
-        base = sides[n] if ask.init else now
-        # An init container prefers GPUs of its pod's other containers, because the kubelet reuses its devices for them.
-        key = rank(base, spread, now.shares > view.shares if ask.init else None)
-        ok = numa.one_node(base, fit(base, ask, allowed).all, ask, key)
+        if ask.init:
+            base = sides[n]
+            ok, liked = for_init(now, sides, asks, allowed, columns, n)
+        else:
+            base, liked = now, for_all_inits(sides, asks, allowed, n)
+            ok = fit(base, ask, allowed).all
+        key = rank(base, spread, liked)
+        ok = numa.one_node(base, ok, ask, key)
         fits &= ok.sum(axis=1) >= ask.gpus
         chosen = best(key, ok, ask.gpus)
         columns[n] = chosen
@@ -211,6 +215,47 @@ def pick_in_order(
             moment.cores[rows, chosen] += np.where(ok, cores, 0)[rows, chosen]
             moment.shares[rows, chosen] += 1
     return Picked(fits, tuple(columns))
+
+
+def heir(asks: Sequence[Ask], n: int) -> int:
+    """Returns the container that gets the devices of init container ``n`` from the kubelet: the next one that is no
+    init container. Without such a container, returns the number of containers.
+    """
+    return next((m for m in range(n, len(asks)) if not asks[m].init), len(asks))
+
+
+def for_all_inits(sides: Mapping[int, View], asks: Sequence[Ask], allowed: np.ndarray, n: int) -> np.ndarray | None:
+    """Returns the GPUs on which each of the init containers fits whose devices container ``n`` gets; None if it gets
+    none. They share these GPUs, because the kubelet gives the devices of one also to the next.
+    """
+    masks = [fit(side, asks[m], allowed).all for m, side in sides.items() if heir(asks, m) == n]
+    return np.logical_and.reduce(masks) if masks else None
+
+
+def for_init(
+    now: View,
+    sides: Mapping[int, View],
+    asks: Sequence[Ask],
+    allowed: np.ndarray,
+    columns: Sequence[np.ndarray],
+    n: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the GPUs that init container ``n`` may get, and how much each is liked. All other containers are placed.
+
+    The kubelet gives the devices of an init container to the next container, wherever that was planned. So the init
+    container must be on GPUs of that container. If it has more GPUs than the next container, the kubelet chooses among
+    them, and no plan can name the result.
+    """
+    last = heir(asks, n)
+    ok, liked = for_all_inits(sides, asks, allowed, last), (now.shares > sides[n].shares).astype(int)
+    assert ok is not None
+    if last < len(asks):
+        inside = np.zeros(ok.shape, bool)
+        inside[np.arange(len(ok))[:, None], columns[last]] = True
+        liked += inside
+        if asks[n].gpus <= asks[last].gpus:
+            ok = ok & inside
+    return ok, liked
 
 
 def copied(view: View) -> View:
