@@ -37,7 +37,7 @@ static struct pool *pool_of_stream(CUstream stream, CUresult *status)
     if (pool)
         return pool;
     const struct device *device = device_of(ordinal, status);
-    pool = device ? pool_add((uintptr_t)handle, device) : NULL;
+    pool = device ? pool_add((uintptr_t)handle, device, false) : NULL;
     if (device && !pool)
         *status = CUDA_ERROR_OUT_OF_MEMORY;
     return pool;
@@ -57,7 +57,7 @@ static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
         if (REAL(cuDeviceGetDefaultMemPool)(&candidate, ordinal) != CUDA_SUCCESS || candidate != handle)
             continue;
         const struct device *device = device_of(ordinal, status);
-        return device ? pool_add((uintptr_t)handle, device) : NULL;
+        return device ? pool_add((uintptr_t)handle, device, false) : NULL;
     }
     /* The pool is no default pool, and no hook saw its creation. So it is unknown on which device it allocates, and the
      * request is refused. But if the handle is no pool at all, the driver reports the error. */

@@ -7,33 +7,66 @@
  */
 #include "pool.h"
 
+#include "context/context.h"
 #include "events.h"
 #include "process.h"
 
 #include <stdlib.h>
 
-/* List of all pools. Pools are added at the head and never removed, because a process has few of them. */
+/* List of the records of all pools. A record is added at the head and never removed, because threads read the list
+ * without a lock. The record of a pool whose memory is gone serves the next new pool. */
 static struct pool *_Atomic pools;
 static struct lock pools_lock;
 _Atomic uint32_t vgpu_pools_dirty;
 
-struct pool *pool_known(uint64_t key)
+static uint64_t key_of(const struct pool *pool)
 {
-    for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next)
-        if (pool->key == key && !pool->destroyed)
-            return pool;
-    return NULL;
+    return atomic_load_explicit(&pool->key, memory_order_acquire);
 }
 
-struct pool *pool_add(uint64_t key, const struct device *device)
+struct pool *pool_known(uint64_t key)
+{
+    struct pool *pool = key ? atomic_load_explicit(&pools, memory_order_acquire) : NULL;
+    while (pool && key_of(pool) != key)
+        pool = pool->next;
+    return pool;
+}
+
+/* Returns a record that belongs to no pool, with its lock. Needs the lock of the list. NULL: no host memory. */
+static struct pool *unused_record(void)
+{
+    struct pool *pool = atomic_load_explicit(&pools, memory_order_relaxed);
+    for (; pool; pool = pool->next) {
+        if (key_of(pool) || !lock_try(&pool->lock))
+            continue;
+        if (!pool->outstanding && !pool->charged)
+            return pool;
+        lock_drop(&pool->lock);
+    }
+    if ((pool = calloc(1, sizeof *pool))) {
+        lock_take(&pool->lock);
+        pool->next = atomic_load_explicit(&pools, memory_order_relaxed);
+        atomic_store_explicit(&pools, pool, memory_order_release);
+    }
+    return pool;
+}
+
+struct pool *pool_add(uint64_t key, const struct device *device, bool fresh)
 {
     lock_take(&pools_lock);
     struct pool *pool = pool_known(key);
-    if (!pool && (pool = calloc(1, sizeof *pool))) {
-        pool->key = key;
+    if (pool && fresh) {
+        /* The driver has destroyed the former pool of this handle, but the thread that called cuMemPoolDestroy has not
+         * recorded that yet. */
+        atomic_store_explicit(&pool->key, 0, memory_order_relaxed);
+        pool = NULL;
+    }
+    if (!pool && (pool = unused_record())) {
         pool->device = device;
-        pool->next = atomic_load_explicit(&pools, memory_order_relaxed);
-        atomic_store_explicit(&pools, pool, memory_order_release);
+        pool->shared = 0;
+        pool->exported = false;
+        atomic_store_explicit(&pool->key, key, memory_order_release);
+        lock_drop(&pool->lock);
     }
     lock_drop(&pools_lock);
     return pool;
@@ -43,7 +76,7 @@ uint64_t pool_attribute(const struct pool *pool, int which, uint64_t otherwise)
 {
     cuuint64_t value;
     if (!REAL_HAS(cuMemPoolGetAttribute) ||
-        REAL(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool->key, which, &value) != CUDA_SUCCESS)
+        REAL(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)key_of(pool), which, &value) != CUDA_SUCCESS)
         return otherwise;
     return value;
 }
@@ -58,7 +91,7 @@ void pool_hold(struct pool *pool, uint64_t bytes)
 
 void pool_settle_down(struct pool *pool)
 {
-    if (pool->destroyed || !pool->device)
+    if (!key_of(pool) || !pool->device)
         return;
     uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding);
     if (reserved < pool->charged) {
@@ -67,11 +100,20 @@ void pool_settle_down(struct pool *pool)
     }
 }
 
+/* Returns true if the pool was destroyed, all its blocks are freed, and its memory is still charged. Needs the pool's
+ * lock. */
+static bool ends(const struct pool *pool)
+{
+    return !key_of(pool) && !pool->outstanding && pool->charged;
+}
+
 /* Returns true if the next synchronisation may make the pool smaller. The caller has the pool's lock and has called
  * pool_settle_down. */
 static bool may_shrink(const struct pool *pool)
 {
-    if (pool->destroyed || !pool->device || pool->charged < POOL_UNIT + pool->outstanding)
+    if (!key_of(pool))
+        return ends(pool);
+    if (!pool->device || pool->charged < POOL_UNIT + pool->outstanding)
         return false;
     return pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0) < pool->charged;
 }
@@ -84,8 +126,8 @@ void pools_settle(bool trim)
          * this thread. */
         if (!lock_try(&pool->lock))
             continue;
-        if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
-            REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+        if (trim && key_of(pool) && pool->device && REAL_HAS(cuMemPoolTrimTo))
+            REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)key_of(pool), 0);
         pool_settle_down(pool);
         if (may_shrink(pool))
             atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
@@ -98,15 +140,33 @@ void pool_freed(uint64_t key, uint64_t bytes)
     struct pool *pool = (struct pool *)(uintptr_t)key;
     lock_take(&pool->lock);
     pool->outstanding -= bytes < pool->outstanding ? bytes : pool->outstanding;
-    if (pool->destroyed) {
-        uint64_t back = pool->charged > pool->outstanding ? pool->charged - pool->outstanding : 0;
-        pool_hold(pool, pool->charged - back);
-        ledger_uncharge(pool->device->ledger, ACCOUNT_USED, back);
-    } else {
-        pool_settle_down(pool);
-        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
-    }
+    pool_settle_down(pool);
+    atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&pool->lock);
+}
+
+/*
+ * Uncharges the destroyed pools of which all blocks are freed. The driver does not report the size of such a pool. It
+ * releases the memory when the streams have reached the frees. The program may have waited for another stream, and then
+ * the driver still has the memory, so NVML's figure is compared at once.
+ */
+static void end_destroyed(void)
+{
+    bool ended = false;
+    for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
+        if (key_of(pool) || !lock_try(&pool->lock))
+            continue;
+        if (ends(pool)) {
+            ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged);
+            pool_hold(pool, 0);
+            unaccounted_due(pool->device->ledger);
+            ended = true;
+        }
+        lock_drop(&pool->lock);
+    }
+    for (int device = 0; ended && device < VGPU_MAX_DEVICES; device++)
+        if (atomic_load_explicit(&vgpu_counters[device].due, memory_order_relaxed))
+            flight_moved(device);
 }
 
 /* --- creation of pools, and calls that let them shrink ------------------------------------------------------ */
@@ -136,7 +196,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemPoolCreate)(pool, properties);
-    if (status == CUDA_SUCCESS && !pool_add((uintptr_t)*pool, device)) {
+    if (status == CUDA_SUCCESS && !pool_add((uintptr_t)*pool, device, true)) {
         REAL(cuMemPoolDestroy)(*pool);
         status = CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -153,7 +213,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         if (status != CUDA_SUCCESS || control == CONTROL_BROKEN) \
             return status; \
         status = place_of(location, type, &device); \
-        if (status == CUDA_SUCCESS && !pool_known((uintptr_t)*pool) && !pool_add((uintptr_t)*pool, device)) \
+        if (status == CUDA_SUCCESS && !pool_known((uintptr_t)*pool) && !pool_add((uintptr_t)*pool, device, false)) \
             status = CUDA_ERROR_OUT_OF_MEMORY; \
         return status; \
     }
@@ -212,7 +272,7 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *sha
         REAL(cuMemPoolDestroy)(*pool);
         status = memory_refuse("an import of a pool that another container made");
     } else {
-        pool_add((uintptr_t)*pool, NULL);
+        pool_add((uintptr_t)*pool, NULL, true);
     }
     return status;
 }
@@ -225,13 +285,15 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
         return REAL(cuMemPoolDestroy)(handle);
     FLIGHT(pool->device ? pool->device->ledger : -1);
     lock_take(&pool->lock);
+    /* The driver keeps what a trim leaves until the last block is freed, in units that may be much larger than the
+     * blocks. Afterwards it does not report this size. */
+    if (pool->charged && REAL_HAS(cuMemPoolTrimTo))
+        REAL(cuMemPoolTrimTo)(handle, 0);
+    pool_settle_down(pool);
     CUresult status = REAL(cuMemPoolDestroy)(handle);
     if (status == CUDA_SUCCESS) {
-        pool->destroyed = true;
-        if (pool->device && pool->charged > pool->outstanding) {
-            ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged - pool->outstanding);
-            pool_hold(pool, pool->outstanding);
-        }
+        atomic_store_explicit(&pool->key, 0, memory_order_relaxed);
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     }
     lock_drop(&pool->lock);
     return status;
@@ -239,8 +301,10 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
 
 void pools_waited(bool done)
 {
-    if (done && atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed))
-        EVENT(reclaim, false);
+    if (!done || !atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed))
+        return;
+    end_destroyed();
+    EVENT(reclaim, false);
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)

@@ -14,8 +14,9 @@
 struct pool {
     struct pool *next;
     struct lock lock;
-    /* key: handle of the pool. */
-    uint64_t key;
+    /* key: handle of the pool; 0: the program has destroyed the pool. The record is still needed until the pool's memory
+     * is uncharged. After that it serves another pool. */
+    _Atomic uint64_t key;
     const struct device *device; /* device: NULL if the pool's memory is not on a device. */
     /* charged: bytes that are charged for the pool. */
     uint64_t charged;
@@ -23,15 +24,13 @@ struct pool {
     /* exported: true if the process's slot (entry) in the ledger counts the pool's memory as exported. */
     bool exported;
     uint64_t outstanding; /* outstanding: bytes of the program's blocks that are not freed. */
-    /* destroyed: true if the program has destroyed the pool. The record is still needed until the pool's last block is
-     * freed. */
-    bool destroyed;
 };
 
 /* Returns the record of a pool that is not destroyed; NULL: there is none. */
 struct pool *pool_known(uint64_t key);
-/* Returns the pool and creates its record if needed. NULL: no host memory. */
-struct pool *pool_add(uint64_t key, const struct device *device);
+/* Returns the pool and creates its record if needed. `fresh` is true if the driver has just created the pool. NULL: no
+ * host memory. */
+struct pool *pool_add(uint64_t key, const struct device *device, bool fresh);
 /* Reads an attribute of the pool from the driver; returns `otherwise` if that fails. */
 uint64_t pool_attribute(const struct pool *pool, int which, uint64_t otherwise);
 
