@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests destroyed pools of stream-ordered memory. The driver keeps the memory of a destroyed pool until the last block
-is freed. Strings such as ``frompool 10 4096 3`` (allocate 4096 bytes from the pool in register 3, keep the address in
-register 10) are commands to programs/puppet.c."""
+is freed, or until no context of the device is left. Strings such as ``frompool 10 4096 3`` (allocate 4096 bytes from
+the pool in register 3, keep the address in register 10) are commands to programs/puppet.c."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, OOM, SOURCES, Host, compile_program
+from conftest import LIMIT, MIB, OK, OOM, SOURCES, Host, compile_program
 from test_coverage_graphs import say
 
 POOL, BLOCK, UNIT = 3, 10, 2 * MIB
@@ -43,6 +43,19 @@ def test_destroyed_pool_stays_charged_until_its_last_block_is_freed(host: Host) 
         assert host.charged() == before + 192 * MIB >= host.on_card()
         say(puppet, f"free-async {BLOCK + number}", "sync")
     assert host.charged() == host.on_card() == before
+
+
+@pytest.mark.parametrize("end", [["reset 0"], ["release 0"]])
+@pytest.mark.parametrize("pool", [destroyed(512 * MIB), destroyed(512 * MIB)[:-1]], ids=["destroyed", "live"])
+def test_end_of_the_last_context_uncharges_a_pool(host: Host, pool: list[str], end: list[str]) -> None:
+    puppet = host.puppet()
+    say(puppet, "init")
+    for _unused in range(3):
+        say(puppet, "retain 1 0", "set 1", *pool, *end)
+        assert host.charged() == host.on_card() == 0
+    say(puppet, "retain 1 0", "set 1")
+    assert puppet.result(f"free-async {BLOCK}") != OK
+    say(puppet, f"alloc {BLOCK} {LIMIT - host.on_card()}")
 
 
 def test_pool_stays_charged_while_another_context_of_the_device_is_left(host: Host) -> None:

@@ -112,6 +112,8 @@ struct leaving {
     struct block block;
     struct collected { /* Blocks to uncharge when the context is gone. */
         uint64_t owner;
+        /* pools: the device whose blocks of pools end with its last context; -1: the device has another context. */
+        int pools;
         struct block *blocks;
         size_t count, room;
     } collected[COLLECTED_MAPS];
