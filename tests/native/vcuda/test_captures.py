@@ -10,8 +10,9 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from conftest import LINKED, PROFILE, SIMULATOR, SOURCES, Host, compile_program
+from conftest import LINKED, MIB, PROFILE, SIMULATOR, SOURCES, Host, compile_program
 from shares import Container, Node
+from test_coverage_graphs import say
 
 LAUNCHES = 200
 US = 50
@@ -19,6 +20,8 @@ NEWER = SIMULATOR.with_name(SIMULATOR.name + "-615")
 # Keys: the argument of programs/captures.c. Values: the expected number of graphs; the number of launches that are not
 # captured.
 HOW = {"hooked": (1, 3), "unseen": (1, 3), "recaptured": (5, 53), "unmatched": (1, 3), "newer": (1, 3)}
+
+CAPTURE_MODES = {0: "global", 1: "of the thread", 2: "relaxed"}
 
 
 @pytest.fixture
@@ -71,3 +74,14 @@ def test_launches_of_another_thread_do_not_break_a_capture(node: Node) -> None:
     """A capture in global mode forbids unsafe calls in all threads. The library must still query the events of another
     thread, in a capture mode that permits this."""
     assert run(node, Container(node, "a", 50, core_policy="force"), "meanwhile") == [LAUNCHES]
+
+
+@pytest.mark.parametrize("free", ["cuMemFreeAsync", "cuMemFreeAsync_ptsz"])
+@pytest.mark.parametrize("mode", CAPTURE_MODES, ids=CAPTURE_MODES.get)
+def test_stream_ordered_free_of_plain_memory_does_not_break_a_capture(host: Host, mode: int, free: str) -> None:
+    """The library frees such memory by calls that the mode of another stream's capture may forbid."""
+    puppet = host.puppet().start()
+    before = host.charged()
+    say(puppet, "call cuStreamCreate @2 1", "call cuStreamCreate @3 1", f"alloc 10 {64 * MIB}")
+    say(puppet, f"call cuStreamBeginCapture_v2 $2 {mode}", f"call {free} $10 $3", "call cuStreamEndCapture $2 @4")
+    assert host.charged() == host.on_card() == before

@@ -7,8 +7,6 @@
  */
 #include "limiter.h"
 
-#define RELAXED 2
-
 bool capture_of(CUstream stream, bool per_thread)
 {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -20,22 +18,6 @@ bool capture_of(CUstream stream, bool per_thread)
     /* While another stream is being captured, the driver answers this query for the legacy stream with an error. In
      * that state a launch into the legacy stream is the program's mistake, which the driver reports. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-bool capture_relax(int *mode)
-{
-    *mode = RELAXED;
-    if (REAL_HAS(cuThreadExchangeStreamCaptureMode) && REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS)
-        return true;
-    *mode = -1;
-    /* A driver without this function has no capture modes, so there is no mode to change. */
-    return !REAL_HAS(cuThreadExchangeStreamCaptureMode);
-}
-
-void capture_restore(int mode)
-{
-    if (mode >= 0)
-        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
 /* Defines the hook (replacement) of a function that begins a capture. After the call each thread's next launch checks

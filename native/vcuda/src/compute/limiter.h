@@ -218,9 +218,5 @@ uint64_t limiter_now(void);
 /* Returns true if the stream is being captured. Then the limiter must not record an event there, and neither charges
  * nor throttles. */
 bool capture_of(CUstream stream, bool per_thread);
-/* Sets the thread's capture mode to RELAXED until capture_restore(), so that the library's calls do not break a
- * capture of another stream. Returns false if that failed. */
-bool capture_relax(int *mode);
-void capture_restore(int mode);
 
 #endif

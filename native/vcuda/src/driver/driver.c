@@ -126,6 +126,22 @@ bool nvml_load(void)
     return works;
 }
 
+bool capture_relax(int *mode)
+{
+    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (REAL_HAS(cuThreadExchangeStreamCaptureMode) && REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS)
+        return true;
+    *mode = -1;
+    /* A driver without this function has no capture modes, so there is no mode to change. */
+    return !REAL_HAS(cuThreadExchangeStreamCaptureMode);
+}
+
+void capture_restore(int mode)
+{
+    if (mode >= 0)
+        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+}
+
 void driver_reset(void)
 {
     atomic_store_explicit(&resolve_lock.word, 0, memory_order_relaxed);

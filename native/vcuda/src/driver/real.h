@@ -97,6 +97,10 @@ bool driver_settled(void);
 bool nvml_ready(void);   /* nvml_ready returns true if libnvidia-ml.so.1 is loaded; it never loads that library. */
 void driver_reset(void);
 bool nvml_load(void);    /* Loads and initialises NVML for this library's own queries. */
+/* Sets the thread's capture mode to RELAXED until capture_restore(), so that the library's calls do not break a
+ * capture of another stream. Returns false if that failed. */
+bool capture_relax(int *mode);
+void capture_restore(int mode);
 
 /* --- loader.c: libc's own functions, not the replacements of this or of other libraries ------------------- */
 

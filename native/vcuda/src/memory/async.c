@@ -233,11 +233,17 @@ static CUresult release(CUdeviceptr pointer, void *data)
         return ordered->per_thread ? REAL(cuMemFreeAsync_ptsz)(pointer, ordered->stream)
                                    : REAL(cuMemFreeAsync)(pointer, ordered->stream);
     /* This memory came from no pool (but from cuMemAlloc, for example). The driver does not report when a
-     * stream-ordered free of such memory is finished. So wait for the stream and free the memory now. */
+     * stream-ordered free of such memory is finished. So wait for the stream and free the memory now. A capture of
+     * another stream may forbid these calls, but not cuMemFreeAsync. */
+    int mode;
+    capture_relax(&mode);
     CUresult status = ordered->per_thread && REAL_HAS(cuStreamSynchronize_ptsz)
                           ? REAL(cuStreamSynchronize_ptsz)(ordered->stream)
                           : REAL(cuStreamSynchronize)(ordered->stream);
-    return status == CUDA_SUCCESS ? REAL(cuMemFree_v2)(pointer) : status;
+    if (status == CUDA_SUCCESS)
+        status = REAL(cuMemFree_v2)(pointer);
+    capture_restore(mode);
+    return status;
 }
 
 static CUresult free_ordered(CUdeviceptr pointer, CUstream stream, bool per_thread)
