@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import LINKED, Host, compile_program
+from conftest import LINKED, OK, OOM, Host, compile_program
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +48,10 @@ def test_slow_load_delays_no_other_context(host: Host, blocked: Path, preload: b
 @pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
 def test_blocked_free_delays_no_load_or_allocation(host: Host, blocked: Path, preload: bool) -> None:
     assert said(host, blocked, "free", preload=preload) == "0 0 0"
+
+
+@pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
+def test_blocked_allocation_hides_no_loaded_code(host: Host, blocked: Path, preload: bool) -> None:
+    """The blocked thread's memory is charged before the driver's call, so code can be charged meanwhile. The program
+    loads more code than the limit permits."""
+    assert said(host, blocked, "held", preload=preload) == f"{OOM if preload else OK} 0 0"

@@ -64,8 +64,8 @@ static inline struct counters *counters_of(int device)
 void flight_wait(struct counters *counters);
 /* Called when a thread ends its flight and `due` is set. */
 void flight_moved(int device);
-/* Shuts the gate and waits until no thread is in flight (except frees). Returns true if that succeeded; then no thread
- * begins a flight before gate_open(). Returns false, with the gate open, if a thread stayed in flight for 10 ms. */
+/* Shuts the gate and waits until no thread is in flight (except frees). No thread begins a flight before gate_open().
+ * Returns false if a thread that was in flight before stayed so for 10 ms. */
 bool gate_shut(int device);
 /* Returns true if a thread is inside a free. Then the driver's figure may lack memory that is still charged. */
 bool gate_frees(int device);

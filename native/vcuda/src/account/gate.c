@@ -3,8 +3,9 @@
  * The gate stops new allocations while the account (what the container's processes are charged) is compared with the
  * memory used on the card. A thread is "in flight" between a charge and the return of the driver's call. In that time
  * the account and the card differ. A reader is a thread that needs both figures at the same moment. It shuts the gate
- * and waits until no thread is in flight. After 10 ms it gives up, because the driver may delay an allocation for any
- * time and the figures can be read later.
+ * and waits until no thread is in flight. After 10 ms it reads the figures all the same, because the driver may delay an
+ * allocation for any time. The memory of a thread in flight is charged before the driver has it, so such figures can
+ * show only that the charge is too low.
  *
  * An allocation waits at the shut gate for at most 50 ms, because the reader may wait for a slow NVML. Then it passes
  * and sets `forced`. Waiting threads poll the gate and could find it shut each time, so a reader lets them pass before
@@ -68,8 +69,6 @@ bool gate_shut(int device)
     atomic_store(&vgpu_counters[device].closed, 1);
     while (!(quiet = atomic_load(&vgpu_counters[device].flying) % FREEING == 0) && now_ms() < until)
         nap();
-    if (!quiet)
-        gate_open(device);
     return quiet;
 }
 

@@ -41,6 +41,10 @@ struct measure {
     bool nvml;
     /* True if no thread was inside an allocation while the figures were read, so that they match. */
     bool quiet;
+    /* True if a thread began an allocation while the figures were read, so that `own` may contain memory that `charged`
+     * lacks. If `quiet` and `forced` are false, a thread was inside an allocation before, and `charged` contains its
+     * memory. */
+    bool forced;
     /* True if a thread was inside a free while the figures were read. Then `own` may already lack memory that is still
      * charged. */
     bool frees;
@@ -144,7 +148,7 @@ void green_context_left(struct leaving *leaving);
 /* --- unaccounted.c: memory that the driver uses beyond the program's allocations ------------------------------ */
 
 enum looked {
-    LOOKED_NOT,    /* NOT: nothing was compared, because a thread was inside an allocation or free all the time. */
+    LOOKED_NOT,    /* NOT: a thread was inside an allocation all the time, so the charge was at most raised. */
     /* HIDDEN: NVML does not show this process, so the memory was computed from the addresses of its allocations. */
     LOOKED_HIDDEN,
     /* AT: the figures were compared with NVML's. */

@@ -60,13 +60,11 @@ static uint64_t on_card(int device)
 }
 
 /* Reads NVML's figures and the charge while no thread is in flight (inside an allocation). If a thread stays in flight,
- * reads nothing and sets `quiet` to false. */
+ * sets `quiet` to false. */
 static void read_both(struct measure *measure, bool card)
 {
     int device = measure->device->ledger;
     measure->quiet = gate_shut(device);
-    if (!measure->quiet)
-        return;
     /* Although no hook allocates or frees now, the driver can shrink a pool when a stream is synchronised, and end a
      * free that was queued in a stream. So the figures are read again if the charge has changed. */
     for (int again = 0; again < 8; again++) {
@@ -80,7 +78,8 @@ static void read_both(struct measure *measure, bool card)
         if (measure->charged == on_card(device) || gate_forced(device))
             break;
     }
-    measure->quiet = !gate_forced(device);
+    measure->forced = gate_forced(device);
+    measure->quiet = measure->quiet && !measure->forced;
     gate_open(device);
 }
 

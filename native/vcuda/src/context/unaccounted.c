@@ -11,8 +11,8 @@
  * account, up to the limit. While there is a difference beyond the limit, every allocation fails. Most allocations do
  * not complete a step, so they need no comparison and no system call.
  *
- * While a thread is inside an allocation, the two figures cannot be read together, so the comparison is repeated later.
- * While a thread is inside a free, the charge is only raised, because NVML's figure may already lack the freed memory.
+ * While a thread is inside an allocation or a free, the charge is only raised, because NVML's figure may not yet contain
+ * the allocated memory, or may already lack the freed memory. After an allocation the comparison is repeated.
  *
  * If NVML does not show this process, the difference is computed from the addresses of its plain memory (ordinary
  * allocations). The driver backs plain memory in units and keeps a unit while any block lies in it. Other containers do
@@ -25,7 +25,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Pause after a comparison that was not possible because a thread stayed inside an allocation. */
+/* Pause after a comparison during which a thread stayed inside an allocation. */
 #define AGAIN_NS 50000000ull
 /* Interval between comparisons that look for code that launches have loaded. */
 #define LATE_NS 2000000000ull
@@ -196,19 +196,19 @@ enum looked unaccounted_look_locked(const struct device *device)
      * asked. */
     if (limits_count_context())
         measure_now(&now, device);
+    bool seen = now.nvml && now.own > 0;
+    if (seen && !now.forced) {
+        uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - unaccounted->charged;
+        beyond = now.own > known ? now.own - known : 0;
+        raise_to(unaccounted, device, beyond, now.quiet && !now.frees);
+    }
     if (now.nvml && !now.quiet) {
         atomic_store_explicit(&unaccounted->again, now_ns() + AGAIN_NS, memory_order_relaxed);
         unaccounted_due(index);
         return LOOKED_NOT;
     }
-    bool seen = now.nvml && now.own > 0;
-    if (seen) {
-        uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - unaccounted->charged;
-        beyond = now.own > known ? now.own - known : 0;
-        raise_to(unaccounted, device, beyond, !now.frees);
-    } else if (beyond_by_address(index, &beyond)) {
+    if (!seen && beyond_by_address(index, &beyond))
         raise_to(unaccounted, device, beyond + atomic_load_explicit(&unaccounted->unseen, memory_order_relaxed), true);
-    }
     set_marks(unaccounted, index, true);
     /* The lines above may have set `due`. It is cleared, so that a free that is still in progress does not cause
      * another comparison. */

@@ -5,6 +5,8 @@
  * the results of its calls, waits until standard input closes, and exits without cleanup.
  *
  *   free      one thread frees memory and waits for an endless kernel; meanwhile others allocate and load a module
+ *   held      one thread launches a graph that allocates, and waits for a long kernel; meanwhile another loads code until
+ *             the library refuses it
  *   slow      one thread loads code for seconds; meanwhile another creates a context, allocates and loads code
  *   load      the driver calls a tool back while it loads a module; the tool loads its own module
  *   library   the driver calls the tool back while it loads a library onto the GPU
@@ -34,6 +36,13 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *a, void **b, unsigned c, int *d, void **e, unsigned f);
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library);
+CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *parameters);
+CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count, const void *parameters);
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream stream, void **parameters, void **extra);
 
@@ -41,6 +50,10 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
  * and `bytes` is the memory of the code. */
 static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel forever inf\n"
                             "// .gpusim bytes 3145728\n";
+
+/* The kernel `long` takes four seconds, longer than the loads during it. */
+static const char large_image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel long 4000000\n// .gpusim kernel short 1\n"
+                                  "// .gpusim bytes 536870912\n";
 
 static const char slow_image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim load 4000\n// .gpusim bytes 3145728\n";
 
@@ -130,6 +143,55 @@ static int behind_a_kernel(int *allocated)
     return loaded;
 }
 
+struct kernel_node {
+    CUfunction function;
+    unsigned shape[7];
+    void **parameters, **extra;
+};
+
+/* More kernels than the driver's queue has room for. */
+#define MANY 1100
+
+static void *launches(void *data)
+{
+    CUmodule module = data;
+    CUfunction long_one;
+    CUstream stream;
+    CUgraph graph;
+    CUgraphNode node;
+    CUgraphExec exec;
+    struct kernel_node kernel = {.shape = {1, 1, 1, 1, 1, 1}};
+    CUDA_MEM_ALLOC_NODE_PARAMS memory = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                                         .bytesize = 2 << 20};
+    if (cuCtxSetCurrent(context) || cuModuleGetFunction(&long_one, module, "long") ||
+        cuModuleGetFunction(&kernel.function, module, "short") || cuStreamCreate(&stream, 1) || cuGraphCreate(&graph, 0) ||
+        cuGraphAddMemAllocNode(&node, graph, NULL, 0, &memory))
+        exit(3);
+    for (int i = 0; i < MANY; i++)
+        if (cuGraphAddKernelNode(&node, graph, &node, 1, &kernel))
+            exit(3);
+    if (cuGraphInstantiateWithFlags(&exec, graph, 0) || cuLaunchKernel(long_one, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL))
+        exit(3);
+    cuGraphLaunch(exec, stream);
+    return NULL;
+}
+
+/* Returns the result of the last of a dozen loads, or of the first that fails. */
+static int beside_a_launch(void)
+{
+    CUmodule module;
+    pthread_t launching;
+    int status = 0;
+    if (cuModuleLoadData(&module, large_image))
+        return -1;
+    pthread_create(&launching, NULL, launches, module);
+    pthread_detach(launching);
+    usleep(500000);
+    for (int i = 0; i < 11 && status == 0; i++)
+        status = cuModuleLoadData(&module, large_image);
+    return status;
+}
+
 static _Atomic int loaded;
 
 static void *loads_slowly(void *status)
@@ -171,6 +233,9 @@ int main(int argc, char **argv)
         return 2;
     } else if (strcmp(what, "free") == 0) {
         status = behind_a_kernel(&nested);
+    } else if (strcmp(what, "held") == 0) {
+        status = beside_a_launch();
+        nested = 0;
     } else if (strcmp(what, "slow") == 0) {
         status = beside_a_load(&nested);
     } else if (strcmp(what, "load") == 0) {
