@@ -69,6 +69,18 @@ def test_instantiation_over_the_limit_is_refused(host: Host, form: int) -> None:
     assert host.on_card() == LIMIT
 
 
+@pytest.mark.parametrize("form", FORMS, ids=FORMS.get)
+def test_instantiation_that_cannot_reuse_the_reserve_is_refused(host: Host, form: int) -> None:
+    """The first graph is not launched, so its memory counts as unused, but the second graph cannot reuse it."""
+    puppet = host.puppet("proc").start()
+    say(puppet, "graph 10", f"graph-alloc 20 10 {SIZE} 0", f"instantiate 30 10 {form}")
+    say(puppet, f"alloc 40 {LIMIT - host.on_card() - MIB}", "graph 11", f"graph-alloc 22 11 {SIZE} 0")
+    assert puppet.result(f"instantiate 31 11 {form}") == OOM
+    assert host.charged() == host.on_card() <= LIMIT
+    say(puppet, "launch-graph 30 0", "free 40", f"instantiate 31 11 {form}", "launch-graph 31 0", "sync")
+    assert host.charged() == host.on_card()
+
+
 @pytest.mark.parametrize("word", ["upload 30 0", "upload 30 1", "launch-graph 30 0", "launch-graph 30 1"])
 def test_trimmed_graph_is_refused_until_its_memory_fits(host: Host, word: str) -> None:
     puppet = host.puppet().start()

@@ -172,22 +172,35 @@ static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
     return status;
 }
 
-static void grow_end(struct reserve *reserve)
+static uint64_t excess(const struct reserve *reserve)
 {
     uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
-    if (held > reserve->charged) {
-        /* The driver reserved more than all nodes request. A launched graph cannot be undone, so the excess is charged
-         * even above the limit, and the next allocation is refused. */
-        ledger_charge(reserve->device->ledger, ACCOUNT_USED, held - reserve->charged, UINT64_MAX);
-        reserve->charged = held;
+    return held > reserve->charged ? held - reserve->charged : 0;
+}
+
+/* Returns false if the driver reserved more than was charged and the limit has no room for it. */
+static bool grow_end(struct reserve *reserve)
+{
+    uint64_t more = excess(reserve);
+    bool fits = !more || memory_charge(reserve->device, ACCOUNT_USED, more) == CUDA_SUCCESS;
+    if (!fits) {
+        /* Release what no launched graph uses. A launched graph cannot be undone, so the rest is charged even above the
+         * limit, and the next allocation is refused. */
+        trim(reserve);
+        more = excess(reserve);
+        ledger_charge(reserve->device->ledger, ACCOUNT_USED, more, UINT64_MAX);
     }
+    reserve->charged += more;
     settle_down(reserve);
     lock_drop(&reserve->lock);
+    return fits;
 }
 
 typedef CUresult (*growing)(void *data);
 
-static CUresult grow(const struct need *need, growing call, void *data)
+/* Calls the driver and charges the memory around the call. Sets *fits to false if the call succeeded but used more than
+ * the limit has room for. */
+static CUresult grow(const struct need *need, growing call, void *data, bool *fits)
 {
     CUresult status = CUDA_SUCCESS;
     int reached = 0;
@@ -206,7 +219,7 @@ static CUresult grow(const struct need *need, growing call, void *data)
         status = call(data);
     for (int i = reached - 1; i >= 0; i--)
         if (need->bytes[i]) {
-            grow_end(&reserves[i]);
+            *fits = grow_end(&reserves[i]) && *fits;
             flight_end(&i);
         }
     return status;
@@ -229,6 +242,7 @@ static CUresult instantiate(const struct instantiation *request, growing call)
     struct need *need = NULL;
     struct block block = {.kind = 1};
     CUresult status = CUDA_SUCCESS;
+    bool fits = true;
     if (atomic_load_explicit(&used, memory_order_relaxed) && request->graph && request->exec) {
         need = calloc(1, sizeof *need);
         status = need ? count_nodes(request->graph, need) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -238,16 +252,18 @@ static CUresult instantiate(const struct instantiation *request, growing call)
         }
     }
     if (status == CUDA_SUCCESS)
-        status = need ? grow(need, call, (void *)request) : call((void *)request);
+        status = need ? grow(need, call, (void *)request, &fits) : call((void *)request);
     else if (request->parameters)
         request->parameters->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
     if (status == CUDA_SUCCESS && need) {
         block.key = (uintptr_t)*request->exec;
         block.owner = (uintptr_t)need;
-        if (block_put(&vgpu_graphs, &block))
+        if (fits && block_put(&vgpu_graphs, &block))
             return status;
-        /* The graph could not be recorded. Without a record a launch of it could exceed the limit, so destroy the
-         * graph. */
+        /* The graph's memory does not fit, or the graph could not be recorded. Without a record a launch of it could
+         * exceed the limit, so destroy the graph. */
+        if (request->parameters)
+            request->parameters->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
         REAL(cuGraphExecDestroy)(*request->exec);
         graph_memory_settle(false);
         status = CUDA_ERROR_OUT_OF_MEMORY;
@@ -304,7 +320,8 @@ CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CU
     if (!atomic_load_explicit(&used, memory_order_relaxed) || !block_get(&vgpu_graphs, (uintptr_t)exec, &block))
         return call(exec, stream);
     struct run request = {exec, stream, call};
-    return grow((const struct need *)(uintptr_t)block.owner, run, &request);
+    bool fits = true;
+    return grow((const struct need *)(uintptr_t)block.owner, run, &request, &fits);
 }
 
 #define RUN(symbol) \
