@@ -42,7 +42,7 @@ const struct events vgpu_events = {
     /* These are in the order of the packages, lowest first. No function depends on another. */
     .reset =
         {
-            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, host_memory_reset,
+            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, host_memory_reset, shareable_reset,
             context_locks_reset, context_reset, unaccounted_reset,
             pools_reset, graph_memory_reset, vmm_reset, ipc_reset, external_reset,
             limiter_reset, fence_reset, tenant_reset,

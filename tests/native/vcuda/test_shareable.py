@@ -353,3 +353,16 @@ def test_lock_over_the_marks_keeps_released_memory_charged(host: Host, three: tu
         assert host.on_card() == before
         assert account(watcher, maker) == before + SIZE
     assert account(watcher, maker) == before
+
+
+def test_released_memory_that_is_open_elsewhere_hides_no_code(host: Host) -> None:
+    """NVML does not show such memory for its process, so the library must not compare it with NVML's figure."""
+    maker = host.puppet().start()
+    make(maker)
+    say(maker, f"release-handle {MEMORY}")
+    before = host.on_card()
+    assert host.orphans() == SIZE
+    say(maker, f"image 40 {SIZE // 2}")
+    assert host.charged() == host.on_card() >= before + SIZE // 2
+    say(maker, f"close-fd {HANDLE}", "unload 40", "sync")
+    assert host.charged() == host.on_card() == before - SIZE

@@ -258,6 +258,12 @@ bool shareable_mark(int descriptor, uint64_t *object);
 void shareable_unmarked(void);
 /* Returns true if any process has a descriptor of the object open, or if that is unknown. */
 bool shareable_open(uint64_t object);
+/* Records, for each device, how many bytes of this process's charge it has released while they are open elsewhere. NVML
+ * does not show these bytes for this process. They are recorded before memory that was closed is uncharged, so that
+ * shareable_released() is never more than the charge that was read before. */
+void shareable_release(const uint64_t bytes[VGPU_MAX_DEVICES]);
+uint64_t shareable_released(int device);
+void shareable_reset(void);
 enum shareable_origin {
     /* UNKNOWN: the handle's mark cannot be checked. This container has created handles, so the handle may be one of
      * them. */

@@ -16,6 +16,7 @@
  * that the container has an unmarked handle. From then on, an import without a readable mark may be of this container's
  * memory, so the importing process is charged. Before that, such an import counts as another container's memory.
  */
+#include "account.h"
 #include "ledger.h"
 
 #include <fcntl.h>
@@ -39,6 +40,7 @@
 #define SPAN (1ull << 32)
 
 static _Atomic uint32_t next_object;
+static _Atomic uint64_t released[VGPU_MAX_DEVICES];
 
 /* Returns the first of the bytes that are locked for a container's handles. `ledger` is the device and inode number of
  * the container's ledger file. */
@@ -290,4 +292,20 @@ enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
         *object = own_byte(all, descriptor, container(ledger_members[0].file), SPAN) / HANDLES * HANDLES;
     close(all);
     return *object ? SHAREABLE_OURS : SHAREABLE_FOREIGN;
+}
+
+void shareable_release(const uint64_t bytes[VGPU_MAX_DEVICES])
+{
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        atomic_store(&released[device], bytes[device]);
+}
+
+uint64_t shareable_released(int device)
+{
+    return atomic_load(&released[device]);
+}
+
+void shareable_reset(void)
+{
+    shareable_release((uint64_t[VGPU_MAX_DEVICES]){0});
 }

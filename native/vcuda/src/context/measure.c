@@ -56,7 +56,7 @@ static uint64_t card_bytes(nvmlDevice_t handle)
 
 static uint64_t on_card(int device)
 {
-    return ledger_own(device, ACCOUNT_USED) - host_memory_held(device);
+    return ledger_own(device, ACCOUNT_USED) - host_memory_held(device) - shareable_released(device);
 }
 
 /* Reads NVML's figures and the charge while no thread is in flight (inside an allocation). If a thread stays in flight,

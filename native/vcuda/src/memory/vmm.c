@@ -66,15 +66,23 @@ void vmm_settle(bool trim)
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
     }
+    uint64_t released[VGPU_MAX_DEVICES] = {0};
+    struct physical *closed = NULL;
     for (struct physical **link = &waiting; *link;) {
         struct physical *object = *link;
         if (open_elsewhere(object)) {
+            if (object->device && !vmm_imported_here(object->shared))
+                released[object->device->ledger] += object->bytes;
             link = &object->next;
             continue;
         }
         *link = object->next;
-        end(object);
+        object->next = closed;
+        closed = object;
     }
+    shareable_release(released);
+    for (struct physical *object; (object = closed); end(object))
+        closed = object->next;
     if (waiting) /* Some memory is still open in another process, so check again later. */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     lock_drop(&vmm_lock);

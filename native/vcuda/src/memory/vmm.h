@@ -44,6 +44,8 @@ void vmm_done(struct physical *object);
 /* Records a handle that the driver has returned. `fresh` is true if no other open handle can have the same value. If
  * there is no host memory for the record, releases the handle and returns CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult vmm_remember(struct physical *object, CUmemGenericAllocationHandle handle, bool fresh);
+/* Returns true if this process has itself imported the shared memory of that number. Needs the lock. */
+bool vmm_imported_here(uint64_t shared);
 
 #pragma GCC visibility pop
 

@@ -72,6 +72,27 @@ static const struct device *place_of(CUmemGenericAllocationHandle handle)
     return device_of(ordinal, &status);
 }
 
+struct imported {
+    uint64_t shared;
+    bool here;
+};
+
+static bool is_import(const struct block *block, void *data)
+{
+    struct imported *imported = data;
+    const struct physical *object = physical_of(block->owner);
+    imported->here = imported->here || (object && object->import && object->shared == imported->shared);
+    return false;
+}
+
+bool vmm_imported_here(uint64_t shared)
+{
+    struct imported imported = {.shared = shared};
+    block_sweep(&vgpu_handles, is_import, &imported);
+    block_sweep(&vgpu_mappings, is_import, &imported);
+    return imported.here;
+}
+
 /* Refuses an import. The driver is called first, so that its own error is returned if the handle is not valid. */
 static CUresult refuse_import(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {

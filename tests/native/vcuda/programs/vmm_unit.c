@@ -87,6 +87,7 @@ uint64_t shareable_import_byte(uint64_t object) { return object; }
 bool shareable_mark(int descriptor, uint64_t *object) { (void)descriptor; *object = 1; return true; }
 bool shareable_open(uint64_t object) { (void)object; return false; }
 void shareable_unmarked(void) {}
+void shareable_release(const uint64_t bytes[VGPU_MAX_DEVICES]) { (void)bytes; }
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
 {
     (void)descriptor;
