@@ -30,6 +30,7 @@ WHAT = [
     "sticky",
     "destroyed",
     "vanished",
+    "many",
     "launched",
     "refused",
     "times",

@@ -54,9 +54,9 @@ static uint64_t look(uint32_t number, uint64_t now)
 {
     uint64_t again = UINT64_MAX, mine = now;
     atomic_store_explicit(&looking, now, memory_order_relaxed);
-    for (unsigned i = 0; i < FENCE_PLACES && leads(number); i++) {
+    for (struct place *place = NULL; leads(number) && (place = fence_place_after(place));) {
         bool did;
-        uint64_t next = fence_settle_place(i, now, &did);
+        uint64_t next = fence_settle_place(place, now, &did);
         again = next < again ? next : again;
         if (did)
             fence_wake_waiters();

@@ -3,7 +3,7 @@
  * Fences are timing events that measure how long a segment (a group of launches into one stream) really took. This file
  * records them, only inside the program's launch calls and in the stream of that launch, because later the stream may
  * no longer exist. settle.c reads the times and corrects the charges. A mark is an event with its bookkeeping, and a
- * place is the entry of one context in the table of measured contexts.
+ * place is the entry of one context in the list of measured contexts.
  */
 #include "place.h"
 
@@ -20,7 +20,7 @@
  * fence that is not yet settled (an open fence) has at most two events in the queue. */
 #define OPEN_MAX 128
 
-struct place vgpu_places[FENCE_PLACES];
+static struct place *_Atomic places;
 struct lock vgpu_place_lock;
 static uint64_t serials;
 _Atomic unsigned vgpu_open_fences;
@@ -44,21 +44,47 @@ bool fence_crowded(void)
 
 /* --- places and marks ---------------------------------------------------------------------------------------- */
 
-struct place *place_of(CUcontext context, bool make)
+struct place *fence_place_after(const struct place *place)
 {
-    struct place *free_place = NULL;
-    for (int i = 0; i < FENCE_PLACES; i++) {
-        if (vgpu_places[i].context == context)
-            return &vgpu_places[i];
-        if (!vgpu_places[i].context && !free_place)
-            free_place = &vgpu_places[i];
+    return place ? place->next : atomic_load_explicit(&places, memory_order_acquire);
+}
+
+struct place *place_of(CUcontext context)
+{
+    struct place *place = NULL;
+    while ((place = fence_place_after(place)) && place->context != context)
+        continue;
+    return place;
+}
+
+/* Adds a free place to the list. The caller holds vgpu_place_lock, which is not held during the allocation: that may be
+ * a function of the program, which may launch. */
+static void add_place(void)
+{
+    lock_drop(&vgpu_place_lock);
+    struct place *place = calloc(1, sizeof *place);
+    lock_take(&vgpu_place_lock);
+    if (!place)
+        return;
+    place->next = atomic_load_explicit(&places, memory_order_relaxed);
+    atomic_store_explicit(&places, place, memory_order_release);
+}
+
+/* Returns the context's place, which is made if there is none. The caller holds vgpu_place_lock. NULL: there is no
+ * memory. */
+static struct place *make_place(CUcontext context)
+{
+    struct place *place = place_of(context);
+    if (!place && !place_of(NULL)) {
+        add_place();
+        place = place_of(context);
     }
-    if (!make || !free_place)
-        return NULL;
-    free_place->context = context;
-    free_place->serial = ++serials;
-    free_place->last = &free_place->put;
-    return free_place;
+    if (place || !(place = place_of(NULL)))
+        return place;
+    place->context = context;
+    place->serial = ++serials;
+    place->last = &place->put;
+    return place;
 }
 
 static bool usable(void)
@@ -85,12 +111,11 @@ void fence_drop_mark(struct mark *mark)
         free(mark);
 }
 
-/* Takes an unused mark from the pool, or creates one without an event. NULL: the table has no room for the context, or
- * there is no memory. */
+/* Takes an unused mark from the pool, or creates one without an event. NULL: there is no memory. */
 static struct mark *take_mark(CUcontext context)
 {
     lock_take(&vgpu_place_lock);
-    struct place *place = place_of(context, true);
+    struct place *place = make_place(context);
     struct mark *mark = place ? place->pool : NULL;
     uint64_t serial = place ? place->serial : 0;
     if (mark) {
@@ -218,7 +243,10 @@ void fence_wait(uint32_t seen, uint64_t now, uint64_t until)
 void fence_reset(void)
 {
     /* A forked child has no driver, no settling thread and none of the parent's events, so it starts without fences. */
-    memset(vgpu_places, 0, sizeof vgpu_places);
+    for (struct place *place = NULL, *next; (place = fence_place_after(place)); place->next = next) {
+        next = place->next;
+        memset(place, 0, sizeof *place);
+    }
     atomic_store_explicit(&vgpu_place_lock.word, 0, memory_order_relaxed);
     atomic_store_explicit(&vgpu_open_fences, 0, memory_order_relaxed);
     atomic_store_explicit(&waiters, 0, memory_order_relaxed);

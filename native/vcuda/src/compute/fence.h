@@ -15,7 +15,8 @@
 struct limited;
 struct flow;
 struct leaving;
-struct mark; /* A mark is a timing event that the library created, with its bookkeeping (place.h). */
+struct mark;  /* A mark is a timing event that the library created, with its bookkeeping (place.h). */
+struct place; /* A place is the entry of a context whose launches are measured (place.h). */
 
 /* --- fence.c ----------------------------------------------------------------------------------------------- */
 
@@ -38,15 +39,15 @@ uint32_t fence_settled(void);
 void fence_wait(uint32_t seen, uint64_t now, uint64_t until);
 void fence_reset(void);
 
-#define FENCE_PLACES 16 /* Maximum number of contexts of a process that can be measured. */
-
 /* Returns true if any fence is not settled. */
 bool fence_open(void);
-/* Settles the finished fences of the context whose record has this index in the table of measured contexts (place.h).
- * Does nothing if another thread is settling this context's fences. Calls the driver and may wait there. Returns the
- * time of the next check; UINT64_MAX: no fence is open. *did is true if a fence was settled. Then the caller must wake
- * waiting threads. */
-uint64_t fence_settle_place(unsigned place, uint64_t now, bool *did);
+/* Returns the place after this one in the list of all places; after NULL the first; NULL: there is no further one. Needs
+ * no lock, because places are never freed. */
+struct place *fence_place_after(const struct place *place);
+/* Settles the finished fences of a place's context. Does nothing if another thread is settling them. Calls the driver
+ * and may wait there. Returns the time of the next check; UINT64_MAX: no fence is open. *did is true if a fence was
+ * settled. Then the caller must wake waiting threads. */
+uint64_t fence_settle_place(struct place *place, uint64_t now, bool *did);
 /* Settles the fences of a context, on behalf of a thread that has to wait for its launch anyway. Does not wake other
  * waiting threads, because otherwise each of many waiting threads would wake all the others. */
 void fence_settle_context(CUcontext context, uint64_t now);

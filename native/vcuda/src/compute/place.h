@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table of the contexts whose launches are measured. A place is the entry of one such context. A mark is a timing
- * event with its bookkeeping, which a place uses again and again. A fence is a timing event after a group of launches
- * in a stream; its record has the marks before and after the group. To settle a fence means to read how long its
- * launches took.
+ * The list of the contexts whose launches are measured. A place is the entry of one such context; a later context uses
+ * the place of one that has ended. A mark is a timing event with its bookkeeping, which a place uses again and again. A
+ * fence is a timing event after a group of launches in a stream; its record has the marks before and after the group.
+ * To settle a fence means to read how long its launches took.
  *
  * There are two kinds of locks. `vgpu_place_lock` is held for a few instructions and never during a driver call. The
  * lock `settling` of a place is held by the thread that calls the driver for this context. Launches never wait for
@@ -38,7 +38,8 @@ struct fence {
 
 /* A context with its marks, its fences, and the state for its charges. */
 struct place {
-    CUcontext context;
+    struct place *next; /* Never changes, so the list is read without a lock. */
+    CUcontext context;  /* NULL: the place is free. */
     uint64_t serial; /* A different number for each context, because a new context may get the handle of an old one. */
     struct limited *_Atomic limited;
     struct mark *pool;         /* Marks that are not in use. */
@@ -54,15 +55,13 @@ struct place {
     uint64_t due, soon;
     struct settler settler;
 };
-extern struct place vgpu_places[FENCE_PLACES];
-/* Protects the table, the pools and `put`. A thread that holds this lock takes no other lock. */
+/* Protects the list, the pools and `put`. A thread that holds this lock takes no other lock. */
 extern struct lock vgpu_place_lock;
 extern _Atomic unsigned vgpu_open_fences;
 extern _Atomic bool vgpu_fences_parked;
 
-/* Finds the place of a context, and with `make` creates it. The caller holds vgpu_place_lock. NULL: the context has no
- * place, or the table is full. */
-struct place *place_of(CUcontext context, bool make);
+/* Finds the place of a context; of NULL a free place. NULL: there is none. The caller holds vgpu_place_lock. */
+struct place *place_of(CUcontext context);
 /* Destroys unused marks until at most `keep` are left. The context must be current, and the caller must hold the lock
  * `settling`. */
 void place_trim(struct place *place, unsigned keep);

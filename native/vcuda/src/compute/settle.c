@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Settles fences, which are timing events after groups of launches: reads the times of finished events and replaces the
- * predicted charge of the launches by the measured time. A place is the entry of one context in the table of measured
+ * predicted charge of the launches by the measured time. A place is the entry of one context in the list of measured
  * contexts. All times of a context are counted from one event, its anchor, so that time in which several streams run is
  * counted once. The functions that settle need the lock `settling` of the place.
  */
@@ -224,9 +224,8 @@ static uint64_t settle(struct place *place, uint64_t now, bool *did)
     return predict(place, *did, !had, now);
 }
 
-uint64_t fence_settle_place(unsigned index, uint64_t now, bool *did)
+uint64_t fence_settle_place(struct place *place, uint64_t now, bool *did)
 {
-    struct place *place = &vgpu_places[index];
     *did = false;
     if (!place->limited || !lock_try(&place->settling))
         return UINT64_MAX;
@@ -239,11 +238,11 @@ uint64_t fence_settle_place(unsigned index, uint64_t now, bool *did)
 void fence_settle_context(CUcontext context, uint64_t now)
 {
     lock_take(&vgpu_place_lock);
-    const struct place *place = place_of(context, false);
+    struct place *place = place_of(context);
     lock_drop(&vgpu_place_lock);
     bool did;
     if (place)
-        fence_settle_place((unsigned)(place - vgpu_places), now, &did);
+        fence_settle_place(place, now, &did);
 }
 
 bool fence_park(uint64_t patience_ns)
@@ -252,12 +251,12 @@ bool fence_park(uint64_t patience_ns)
     uint64_t waited = 0; /* Time waited so far, for all places together. */
     bool quiet = true;
     atomic_store_explicit(&vgpu_fences_parked, true, memory_order_seq_cst);
-    for (int i = 0; i < FENCE_PLACES; i++) {
+    for (struct place *place = NULL; (place = fence_place_after(place));) {
         bool mine;
-        for (; !(mine = lock_try(&vgpu_places[i].settling)) && waited < patience_ns; waited += MS)
+        for (; !(mine = lock_try(&place->settling)) && waited < patience_ns; waited += MS)
             clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
         if (mine)
-            lock_drop(&vgpu_places[i].settling);
+            lock_drop(&place->settling);
         quiet &= mine;
     }
     return quiet;
@@ -290,7 +289,7 @@ static bool still(const struct place *place, uint64_t serial)
 void fence_context_leaving(struct leaving *leaving)
 {
     lock_take(&vgpu_place_lock);
-    struct place *place = place_of(leaving->context, false);
+    struct place *place = place_of(leaving->context);
     uint64_t serial = place ? place->serial : 0;
     lock_drop(&vgpu_place_lock);
     if (place) {

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests the library's fence.c on a driver that fails. Usage: fences CASE.
+ * Tests the library's fence.c on the failing driver of fence_driver.h. Usage: fences CASE.
  *
  * The library measures launches in groups, called segments. A fence is a pair of timing events, one before and one
  * after a segment. To settle a fence is to read its events and to replace the predicted charge of the segment by the
  * measured time. Until then the fence is open. A flow is the launches of one thread into one stream. The time base of a
  * context is one event; the times of the context's other events are measured from it.
  *
- * The driver is that of fence_driver.h, which knows the context of each event.
- *
  *   record     the driver records no event, as in a destroyed stream: each launch is charged its prediction, and no
  *              event leaks
  *   sticky     the context has a permanent error while fences are open
- *   destroyed  contexts are destroyed with open fences, more contexts than the library can track at once
+ *   destroyed  contexts are destroyed with open fences
  *   vanished   contexts are destroyed with open fences by a call that bypasses the library
+ *   many       40 contexts exist at once: the launches of each are measured
  *   refused    the driver refuses every request to destroy the context
  *   captured   a stream is being captured: the library records no event in the stream
  *   strict     the thread's capture mode cannot be relaxed: the library queries no event and waits for none
@@ -37,10 +36,9 @@ static struct limited limited = {.device = &device, .busy_lane = &lane};
 /* Settles all fences as the controller thread does. */
 static void fence_settle(void)
 {
-    for (unsigned i = 0; i < FENCE_PLACES; i++) {
-        bool did;
-        fence_settle_place(i, clock_ns, &did);
-    }
+    bool did;
+    for (struct place *place = NULL; (place = fence_place_after(place));)
+        fence_settle_place(place, clock_ns, &did);
 }
 
 /* Launches a kernel as limiter.c does; its predicted cost is 100 us. If `goes_on` is true, the end event of this launch
@@ -158,6 +156,12 @@ static void does_destroyed(void)
 static void does_vanished(void)
 {
     destroys(false);
+}
+
+static void does_many(void)
+{
+    for (int i = 0; i < 40; i++)
+        works(begin_context());
 }
 
 /* Replaces free(). It simulates another thread that launches: while `launches_into` is set, up to two of the library's
@@ -423,6 +427,7 @@ static const struct {
     {"launched", does_launched}, {"refused", does_refused}, {"captured", does_captured}, {"strict", does_strict},
     {"marks", does_marks}, {"times", does_times}, {"shared", does_shared}, {"gaps", does_gaps},
     {"streams", does_streams}, {"left", does_left}, {"late", does_late}, {"renewed", does_renewed},
+    {"many", does_many},
 };
 
 int main(int argc, char **argv)

@@ -62,10 +62,21 @@ void fence_wake_waiters(void)
 {
 }
 
-uint64_t fence_settle_place(unsigned place, uint64_t now, bool *did)
+static struct place {
+    char unused;
+} places[CONTEXTS];
+
+struct place *fence_place_after(const struct place *place)
 {
+    size_t next = place ? (size_t)(place - places) + 1 : 0;
+    return next < CONTEXTS ? &places[next] : NULL;
+}
+
+uint64_t fence_settle_place(struct place *at, uint64_t now, bool *did)
+{
+    size_t place = (size_t)(at - places);
     *did = true;
-    if (place >= CONTEXTS || pthread_mutex_trylock(&settling[place]))
+    if (pthread_mutex_trylock(&settling[place]))
         return UINT64_MAX;
     int count = atomic_exchange(&put_into[place], 0);
     unsigned us = place == 0 && count ? atomic_load(&stuck_us) : 0;
