@@ -29,6 +29,7 @@ from conftest import (
     compile_program,
 )
 from nvml_inside import ask
+from shares import wait_for
 from test_coverage_ipc import lend
 from test_files import FORCED, in_namespace, set_field
 from test_probe import run, verdicts
@@ -209,6 +210,30 @@ def test_live_change_of_any_share_takes_effect(host: Host, place: int) -> None:
     assert puppet.say("info") == [OK, limit - host.on_card(), limit]
     puppet.get("alloc", limit - host.on_card())
     assert puppet.refused("alloc", 1) == OOM
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_lowered_compute_limit_applies_to_a_program_that_only_launches(host: Host, place: int) -> None:
+    shares = [Share(host, "first", {0: A}, 100), Share(host, "second", {1: B}, 100)]
+    changed = shares[place]
+    page = changed.folder / "tenant"
+    page.write_bytes(layouts.pack_tenant_page([host.uuids[place]], changed.name))
+
+    def used() -> int:
+        return layouts.parse_tenant_page(page.read_bytes())["devices"][0]["used_ns"]
+
+    launcher = compile_program(host.folder, "launcher", "launcher.c", flags=LINKED)
+    command = [launcher, "kernel", "0", "100", str(place)]
+    with subprocess.Popen(command, env=host.env(**files(*shares)), stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout and program.stdout.readline() == "ready\n"
+            time.sleep(0.1)
+            assert used() == 0
+            changed.percent = 20
+            changed.change(core_policy="force")
+            wait_for(used, "the launches are charged")
+        finally:
+            program.kill()
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -10,8 +10,8 @@
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 
-/* Returns true if the thread's device has no compute limit and the limits file has not changed since that was
- * checked. */
+/* Returns true if the thread's device has no compute limit and the limits file has not changed since that was checked.
+ * With several limits files it returns false, and limiter_before() checks them. */
 static inline bool off(void)
 {
     return LIKELY((__atomic_load_n(vgpu_limits_sequence, __ATOMIC_RELAXED) | 1) == vgpu_thread.off);

@@ -359,17 +359,25 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
     }
 }
 
+/* Returns the value of thread->off for a device without a compute limit. With several limits files no single sequence
+ * number shows all changes. So the value is then one that off() (launch.c) never finds, and each launch gets here after
+ * vgpu_enter() has compared all files. */
+static uint32_t off_now(void)
+{
+    uint32_t sequence = __atomic_load_n(vgpu_limits_sequence, __ATOMIC_ACQUIRE) | 1;
+    return limits_shares() > 1 ? sequence ^ 0x80000000u : sequence;
+}
+
 void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool per_thread)
 {
     struct thread_state *thread = &vgpu_thread;
     enum control control = vgpu_enter();
-    uint32_t sequence = __atomic_load_n(vgpu_limits_sequence, __ATOMIC_ACQUIRE);
+    uint32_t off = off_now();
     ticket->flow = NULL;
-    if (control != CONTROL_ON) {
-        if (control == CONTROL_OFF)
-            thread->off = sequence | 1;
+    if (control == CONTROL_OFF)
+        thread->off = off;
+    if (control != CONTROL_ON || thread->off == off)
         return;
-    }
     if (capture_of(stream, per_thread)) {
         captured(thread, flow_stream(stream, per_thread));
         return;
@@ -379,7 +387,7 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
     struct limited *limited = thread->limited;
     if (limits_core_policy() == VGPU_CORE_DISABLE || !limits_sm_percent(limited->device->uuid, limited->device->nvml_index)) {
         limiter_forget_thread();
-        thread->off = sequence | 1;
+        thread->off = off;
         return;
     }
     if (limits_priority() != 0 && !(__atomic_load_n(&limited->tenant->requests, __ATOMIC_RELAXED) & VGPU_TENANT_LOW))

@@ -79,7 +79,7 @@ struct flow {
 
 struct thread_state {
     /* Equals the sequence number of the limits file, with the lowest bit set, if the thread's device has no compute
-     * limit in this version of the file. */
+     * limit in this version of the file. With several limits files the highest bit is inverted. */
     uint32_t off;
     /* While this equals vgpu_launch_epoch, the fields below describe the thread's current context. */
     uint32_t ready;

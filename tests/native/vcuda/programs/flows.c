@@ -73,6 +73,7 @@ unsigned limits_sm_percent(const char *uuid, int nvml_index) { (void)uuid; (void
 bool limits_sm_lowered(const char *uuid, int nvml_index) { (void)uuid; (void)nvml_index; return false; }
 enum vgpu_core_policy limits_core_policy(void) { return alone ? VGPU_CORE_DEFAULT : VGPU_CORE_FORCE; }
 int limits_priority(void) { return 0; }
+unsigned limits_shares(void) { return 1; }
 void vgpu_log_line(enum log_level level, const char *format, ...) { (void)level; (void)format; }
 void lock_wait(struct lock *lock) { (void)lock; CHECK(!"a lock is taken twice"); }
 void lock_wake(struct lock *lock) { (void)lock; }
