@@ -23,8 +23,10 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import 
 
 # A name in a template; Python and Jinja also accept letters such as ö in names.
 WORD = re.compile(r"[^\W\d]\w*")
-# A template that uses these names can read variables that its text does not name.
-INDIRECT = frozenset(("hostvars", "vars", "lookup", "query", "q", "include", "import", "extends"))
+# A template that uses one of these names may use facts that its text does not name.
+OPAQUE = frozenset(("hostvars", "vars", "varnames", "template", "include", "import", "extends"))
+# A template that uses one of these names may read variables that its text does not name.
+INDIRECT = OPAQUE | {"lookup", "query", "q"}
 # Calls of lookups that read no variables of a host. The defaults of the roles use them, so they must not count as
 # indirect: otherwise these defaults would be evaluated again for each host.
 DIRECT = re.compile(r"""\b(?:lookup|query|q)\(\s*(['"])(?:(?:ansible\.builtin\.)?(?:env|file)|vgpu\.fleet\.\w+)\1""")
@@ -264,7 +266,7 @@ class Values:
         known = self.known()
         words = closure([raw], known)
         missing = [word for word in words if word not in known or word == "ansible_facts"]
-        return bool(words & INDIRECT) or any(word.startswith(("ansible_", "__")) for word in missing)
+        return bool(words & OPAQUE) or any(word.startswith(("ansible_", "__")) for word in missing)
 
 
 def closure(values: Any, variables: dict[str, Any]) -> set[str]:

@@ -242,6 +242,7 @@ def test_valid_values_are_accepted(variables: dict[str, Any]) -> None:
         ({"device_plugin_options": ["{{ 1 / 0 }}"]}, "its template cannot be evaluated"),
         ({"verify_timeout": "{{ 'x' | no_such_filter }}"}, "its template cannot be evaluated"),
         ({"mig_python": "{{ 'crio' | vgpu.fleet.runtime_drop_in }}"}, "its template cannot be evaluated"),
+        ({"verify_timeout": "{{ lookup('pipe', 'x') ~ no_such_variable }}"}, "its template cannot be evaluated"),
     ],
 )
 def test_wrong_template_is_an_error_that_names_its_variable(variables: dict[str, Any], words: str) -> None:
