@@ -243,8 +243,15 @@ class Applier:
             raise ConfigError(
                 f"the record {self.options.record} cannot be read ({fault}); restore or remove it"
             ) from None
-        # Version 0.2.0 recorded only one file.
-        return {str(record.get("target") or self.options.path): record} if "ours" in record else record
+        return self.from_one_file(record) if "ours" in record else record
+
+    def from_one_file(self, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Returns the records of each file for a record of version 0.2.0, which names only the last changed file."""
+        target = str(record.get("target") or self.options.path)
+        if os.path.basename(target) != containerd_text.DROP_IN or record["former"] is None:
+            return {target: record}
+        # The keys moved from the main file to the drop-in, and the former text is still the main file's.
+        return {target: {**record, "former": None}, self.options.path: record}
 
 
 def text_of(path: str) -> str | None:

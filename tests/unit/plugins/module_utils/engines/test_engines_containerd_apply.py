@@ -9,6 +9,7 @@ import json
 import time
 
 import pytest
+import tomllib
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_apply import Applier, Options
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Desired
 from ansible_collections.vgpu.fleet.plugins.module_utils.text import toml_text
@@ -16,6 +17,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.text import toml_text
 MAIN = "version = 2\n"
 # An administrator's addition to the file
 MIRROR = '\n[plugins."io.containerd.grpc.v1.cri".registry]\nconfig_path = "/etc/containerd/certs.d"\n'
+DEFAULT = '\n[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "crun"\n'
 
 
 @pytest.fixture
@@ -177,3 +179,21 @@ def test_a_record_of_a_former_version_restores_no_whole_file(host):
     host(absent=True).carry_out()
     assert path.read_text().endswith(MIRROR)
     assert "nvidia" not in path.read_text()
+
+
+@pytest.mark.parametrize("former", [MAIN + MIRROR, MAIN + MIRROR + DEFAULT])
+def test_a_record_of_a_former_version_after_a_move_reverts_both_files(host, former):
+    path, folder, record = host.folder / "config.toml", host.folder / "conf.d", host.folder / "record.json"
+    folder.mkdir()
+    path.write_text(former)
+    host().carry_out()
+    path.write_text(migrate(path.read_text(), folder))
+    host().carry_out()
+    drop_in = folder / "99-vgpu.toml"
+    # Version 0.2.0 kept the main file's former text after the move, but only the drop-in as its target.
+    record.write_text(json.dumps({"target": str(drop_in), "former": former, "ours": drop_in.read_text()}))
+    host(absent=True).carry_out()
+    assert (list(folder.iterdir()), record.exists()) == ([], False)
+    left, before = (tomllib.loads(text)["plugins"].popitem()[1] for text in (path.read_text(), former))
+    default = [one.pop("containerd", {}).get("default_runtime_name") for one in (left, before)]
+    assert (left, default[0], "nvidia" in path.read_text()) == (before, default[1], False)
