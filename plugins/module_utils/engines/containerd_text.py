@@ -215,7 +215,8 @@ def undo(text: str, record: dict[str, Any], desired: Desired) -> str | None:
     if record.get("exact") and text == ours:
         return former
     text, lines = hide_template(text)
-    # Every key that a run may have set, whatever is desired now. Our definition of runc stays: others may use it.
+    # Every key that a run may have set, whatever is desired now. Our definition of runc stays in a file of others, who
+    # may use it.
     desired = desired._replace(default=True, systemd_cgroup=True)
     # The section of our keys differs between the texts if `containerd config migrate` changed the file's version.
     for key, written, first in zip(keys(text, desired), keys(ours, desired), keys(former or "", desired)):
@@ -228,9 +229,18 @@ def undo(text: str, record: dict[str, Any], desired: Desired) -> str | None:
         text = without_table(text, f"{base}.runtimes.{desired.name}")
         if _plain(text, f"{base}.default_runtime_name") == desired.name:
             text = toml_text.remove(text, f"{base}.default_runtime_name")
-    if former is None and set(toml_text.scan(text).entries) <= {("version",)}:
+    if former is None and _has_only_ours(text, ours, f"{base}.runtimes.runc"):
         return None
     return show_template(text, lines)
+
+
+def _has_only_ours(text: str, ours: str, runc: str) -> bool:
+    """Returns True if a file without NVIDIA's runtime has only its version and keys of runc that we wrote."""
+    written, path = toml_text.scan(hide_template(ours)[0]).entries, toml_text.split_key(runc)
+    return all(
+        key == ("version",) or (key[: len(path)] == path and key in written and written[key].value == one.value)
+        for key, one in toml_text.scan(text).entries.items()
+    )
 
 
 def without_table(text: str, table: str) -> str:

@@ -288,9 +288,24 @@ def test_template_keeps_its_actions():
     assert [line for line in [*TEMPLATE.splitlines(), "# theirs"] if line not in undone.splitlines()] == []
 
 
-def test_undo_removes_an_own_file_that_has_only_its_version_left():
-    ours = containerd_text.drop_in(THREE, Desired())
-    assert containerd_text.undo(ours, {**record(None, ours), "exact": False}, Desired()) is None
+FRESH = Desired(systemd_cgroup=True)
+NEW = containerd_text.merge(containerd_text.fresh((1, 7), FRESH), FRESH)[0]
+# columns: text of an own file; an edit of others; whether the file stays, without our runtime
+OWN = [
+    (containerd_text.drop_in(THREE, Desired()), str, False),
+    (containerd_text.drop_in("version = 3\n", Desired(default=False, systemd_cgroup=True)), str, False),
+    (NEW, str, False),
+    (NEW, lambda text: text + "[metrics]\ngrpc_histogram = true\n", True),
+    # The first of the keys is runc's.
+    (NEW, lambda text: text.replace("SystemdCgroup = true", "SystemdCgroup = false", 1), True),
+    (NEW, lambda text: text.replace("runtime_type", 'runtime_path = "/opt/runc"\nruntime_type', 1), True),
+]
+
+
+@pytest.mark.parametrize(("ours", "edit", "stays"), OWN)
+def test_undo_removes_an_own_file_that_has_no_keys_of_others(ours, edit, stays):
+    undone = containerd_text.undo(edit(ours), {**record(None, ours), "exact": False}, Desired())
+    assert (undone is not None, "nvidia" in (undone or "")) == (stays, False)
 
 
 # columns: text of the file; expected words of the refusal
