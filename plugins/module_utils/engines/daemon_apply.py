@@ -167,6 +167,7 @@ class Applier:
     def carry_out(self) -> None:
         if self.enable:
             self.host.enable()
+        self.write_record()
         if self.before == self.after and self.applied == "none":
             self.drop_record()
             return
@@ -188,11 +189,21 @@ class Applier:
             os.unlink(self.options.marker)
         self.drop_record()
 
-    def write(self) -> None:
-        if not self.options.absent and self.options.record:
-            self.record_before = read_bytes(self.options.record)
-            fresh = daemon_record.update(self.load_record(), self.before, self.after, self.changes)
+    def write_record(self) -> None:
+        """Records the changes before the file is written. A run without changes may only find that a recorded key no
+        longer has our value.
+        """
+        if self.options.absent or not self.options.record:
+            return
+        record = self.load_record()
+        if not self.changes and record is None:
+            return
+        self.record_before = read_bytes(self.options.record)
+        fresh = daemon_record.update(record, self.before, self.after, self.changes)
+        if fresh != record:
             write_text(self.options.record, json.dumps(fresh, indent=1) + "\n", 0o600)
+
+    def write(self) -> None:
         if self.after is None:
             os.unlink(self.target)
         else:

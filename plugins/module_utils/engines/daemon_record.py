@@ -36,7 +36,8 @@ def update(
     record: dict[str, Any] | None, text: str | None, new_text: str | None, changes: list[Change]
 ) -> dict[str, Any]:
     """Returns the record for the change from ``text`` to ``new_text``. For a key in an earlier record (``record``), the
-    value before the first change is kept.
+    value before the first change is kept, until a run reverts the key or finds it without our value: the next change
+    may then follow a change of others, whose value is the former one.
 
     The caller writes the record before the file. So if the run is killed in between, the file is unchanged and no
     former value is lost.
@@ -53,13 +54,32 @@ def update(
                 member["before"] = former
             member["ours_removed"] = change.action == "remove"
             member["ours"] = None if change.action == "remove" else value
+    document = parse(new_text)
+    kept = [member for member in members.values() if _is_changed(document, member)]
+    if record is not None and not changes:
+        return {**known, "members": kept}
     return {
         "version": VERSION,
         "before": known["before"],
         "exact": bool(known["exact"] and (fresh or not touched)),
         "written": digest(new_text),
-        "members": list(members.values()),
+        "members": kept,
     }
+
+
+def _is_changed(document: dict[str, Any], member: dict[str, Any]) -> bool:
+    """Returns True if the key has our value and not its former one."""
+    held = lookup(document, tuple(member["path"]), _MISSING)
+    return _equal(held, _ours(member)) and not _equal(held, member["before"] if member["had"] else _MISSING)
+
+
+def _ours(member: dict[str, Any]) -> Any:
+    return _MISSING if member["ours_removed"] else member["ours"]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compares two values of a file, either of which may be missing."""
+    return one is other or not (one is _MISSING or other is _MISSING or not same(one, other))
 
 
 def merge(
@@ -101,8 +121,7 @@ def undo(text: str | None, record: dict[str, Any]) -> tuple[str | None, list[Cha
 def undo_member(body: str, member: dict[str, Any]) -> str:
     path = tuple(member["path"])
     held = lookup(parse(body), path, _MISSING)
-    ours = _MISSING if member["ours_removed"] else member["ours"]
-    if held is not ours and (held is _MISSING or ours is _MISSING or not same(held, ours)):
+    if not _equal(held, _ours(member)):
         return body
     if member["had"]:
         return json_text.assign(body if body.strip() else "{}\n", path, member["before"])

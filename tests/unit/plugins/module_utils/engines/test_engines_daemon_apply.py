@@ -397,6 +397,20 @@ def test_setting_that_is_no_longer_desired_is_reverted(path: Path, tmp_path: Pat
     assert not path.exists()
 
 
+def test_value_of_another_program_stays_if_no_run_changed_the_file_since(path: Path, tmp_path: Path) -> None:
+    record, daemon = tmp_path / "record.json", Daemon(path)
+    run(path, daemon, {**NVIDIA, "default-shm-size": "2G"}, record=str(record))
+    path.write_text(path.read_text().replace("2G", "8G"))
+    before = record.read_text()
+    assert run(path, daemon, NVIDIA, record=str(record), check_mode=True).plan() == []
+    assert record.read_text() == before
+    run(path, daemon, NVIDIA, record=str(record))
+    assert "default-shm-size" not in record.read_text().split('"members"')[1]
+    run(path, daemon, {**NVIDIA, "default-shm-size": "2G"}, record=str(record))
+    run(path, daemon, {}, absent=True, record=str(record))
+    assert json.loads(path.read_text()) == {"default-shm-size": "8G"}
+
+
 def test_invalid_json_is_not_touched(path: Path) -> None:
     text = '{\n  "runtimes": {}\n  "default-shm-size": "2G"\n}\n'
     path.write_text(text)

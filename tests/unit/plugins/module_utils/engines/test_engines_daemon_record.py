@@ -130,6 +130,29 @@ def test_recorded_key_that_is_no_longer_desired_is_reverted(
         assert daemon_record.undo(new, record)[0] == original
 
 
+# columns: original text; whether a run writes the record between the change by another program and our next setting
+AGAIN = [(None, True), (None, False), ('{"default-shm-size": "64M"}', True), ('{"default-shm-size": "64M"}', False)]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize(("original", "at_once"), AGAIN)
+def test_value_of_another_program_between_two_settings_of_a_key_stays(
+    original: str | None, at_once: bool, absent: bool
+) -> None:
+    text, record = applied(original, NVIDIA)
+    theirs = {"default-shm-size": "8G"}
+    steps = [theirs, SMALLER] if at_once else [SMALLER, theirs, SMALLER]
+    for settings in [*steps, NVIDIA, *([] if absent else [SMALLER])]:
+        if settings is theirs:
+            text = daemon_json.merge(text, theirs)[0]
+            continue
+        new, changes = daemon_record.merge(text, record, settings)
+        record = json.loads(json.dumps(daemon_record.update(record, text, new, changes)))
+        text = new
+    left = daemon_record.undo(text, record)[0] if absent else text
+    assert daemon_json.parse(left) == {**theirs, **({} if absent else SMALLER)}
+
+
 def test_removed_key_returns_if_its_removal_is_no_longer_desired() -> None:
     new, changes = daemon_record.merge('{"a": {"b": 1}}', None, NVIDIA, [("a",)])
     record = daemon_record.update(None, '{"a": {"b": 1}}', new, changes)
