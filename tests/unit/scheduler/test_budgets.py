@@ -58,4 +58,8 @@ def test_victims_beyond_a_budget(allowed, pods, expected):
     budgets = [
         wire.Budget(wire.BudgetSpec(wire.Selector({"app": app})), wire.BudgetStatus(n)) for app, n in allowed.items()
     ]
-    assert beyond({str(n): one for n, one in enumerate(pods)}, budgets) == expected
+    found, exceeded = beyond({str(n): one for n, one in enumerate(pods)}, budgets)
+    assert found == expected
+    assert {one.spec.selector.matchLabels["app"] for one in exceeded} == {
+        pods[int(n)]["metadata"]["labels"]["app"] for n in expected
+    }

@@ -268,6 +268,37 @@ def test_budgets_are_counted_before_the_first_eviction(budgets, there, expected)
     go()
 
 
+def pairs(first, last):
+    """Returns two pods of the label web on each of these GPUs."""
+    return [(f"w{card}{each}", card, 4000, "web") for card in range(first, last) for each in "ab"]
+
+
+# columns: bound pods as in BUDGETS, on more GPUs than the program makes choices of victims (db has the higher
+# priority); allowed disruptions of the label web; expected victims
+MANY = [
+    ([*pairs(0, 8), ("d", 8, 9000, "db")], 1, ["d"]),
+    # One pod of the budget may still go together with another pod.
+    ([*pairs(0, 8), ("wx", 8, 4000, "web"), ("d", 8, 4000, "db")], 1, ["d", "wx"]),
+    ([*pairs(0, 8), ("d", 8, 9000, "db")], 0, ["d"]),
+    ([*((f"w{card}", card, 9000, "web") for card in range(8)), ("d", 8, 9000, "db")], 0, ["d"]),
+    (pairs(0, 8), 1, []),
+]
+
+
+@pytest.mark.parametrize(("there", "allowed", "expected"), MANY)
+def test_budget_of_many_pods_does_not_use_up_the_choices(there, allowed, expected):
+    @on_stage
+    async def go(stage):
+        stage.node("n", 1 + max(card for _name, card, *_more in there))
+        stage.budget("web", "web", allowed)
+        for name, card, mib, app in there:
+            stage.bound(name, "n", mib, int(app == "db"), card, app=app)
+        stage.waits("p", 9500)
+        assert await stage.helps("p") == (expected, "n" if expected else "")
+
+    go()
+
+
 NOT = ["never", "quota", "no-leader", "no-lower", "helped", "bound"]
 
 

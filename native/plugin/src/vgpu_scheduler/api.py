@@ -153,6 +153,15 @@ class Api:
         path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
         return [one async for page in self.list(path, wire.BudgetList) for one in page.items or []]
 
+    async def pods_of(self, namespace: str, budget: wire.Budget) -> dict[str, dict[str, Any]]:
+        """Returns the pods (uid → pod) that may belong to a budget: those with the labels of its selector. Its
+        expressions are not evaluated.
+        """
+        labels = (budget.spec.selector and budget.spec.selector.matchLabels) or {}
+        query = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
+        pages = self.list(f"/api/v1/namespaces/{namespace}/pods", wire.ObjectList, query if labels else None)
+        return {one["metadata"]["uid"]: one async for page in pages for one in page.items or []}
+
     async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None:
         """Sets the condition on a preempted pod that makes a kube-scheduler wait until the pod has ended. It must be
         set after the eviction, because the eviction overwrites the condition's reason.

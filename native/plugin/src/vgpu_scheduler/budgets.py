@@ -7,25 +7,47 @@ disruption, the dry runs of two of its pods both succeed, and only the second re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from . import wire
 
 
-def beyond(pods: Mapping[str, dict[str, Any]], budgets: Sequence[wire.Budget]) -> list[str]:
-    """Returns the uids of the pods (uid → pod) that a budget protects once the pods before them have been evicted."""
-    left = [one.status.disruptionsAllowed for one in budgets]
-    found = []
-    for uid, pod in pods.items():
-        labels = pod["metadata"].get("labels") or {}
-        mine = [n for n, one in enumerate(budgets) if _counts(pod) and selects(one.spec.selector, labels)]
-        if any(left[n] < 1 for n in mine):
-            found.append(uid)
-            continue
-        for n in mine:
-            left[n] -= 1
-    return found
+class Limit(NamedTuple):
+    """Of the pods ``uids`` at most ``allowed`` may be evicted together."""
+
+    uids: frozenset[str]
+    allowed: int
+
+
+def limit(budget: wire.Budget, pods: Mapping[str, dict[str, Any]]) -> Limit:
+    """Returns the limit that a budget sets to these pods (uid → pod)."""
+    mine = [uid for uid, pod in pods.items() if _counts(pod) and selects(budget.spec.selector, _labels(pod))]
+    return Limit(frozenset(mine), budget.status.disruptionsAllowed)
+
+
+def allows(gone: Sequence[str], uid: str, limits: Iterable[Limit]) -> bool:
+    """Returns whether a pod may be evicted together with the pods ``gone``."""
+    return all(uid not in one.uids or sum(other in one.uids for other in gone) < one.allowed for one in limits)
+
+
+def within(uids: Iterable[str], limits: Sequence[Limit]) -> list[str]:
+    """Returns the pods without those that a limit protects once the pods before them have been evicted."""
+    kept: list[str] = []
+    for uid in uids:
+        if allows(kept, uid, limits):
+            kept.append(uid)
+    return kept
+
+
+def beyond(pods: Mapping[str, dict[str, Any]], budgets: Sequence[wire.Budget]) -> tuple[list[str], list[wire.Budget]]:
+    """Returns the uids of the pods (uid → pod) that a budget protects once the pods before them have been evicted, and
+    the budgets that protect them.
+    """
+    limits = [limit(one, pods) for one in budgets]
+    kept = within(pods, limits)
+    found = [uid for uid in pods if uid not in kept]
+    return found, [one for one, its in zip(budgets, limits, strict=True) if not its.uids.isdisjoint(found)]
 
 
 def selects(selector: wire.Selector | None, labels: Mapping[str, str]) -> bool:
@@ -44,6 +66,10 @@ def _meets(one: wire.Requirement, labels: Mapping[str, str]) -> bool:
     if one.operator == "DoesNotExist":
         return value is None
     return (value in (one.values or [])) == (one.operator == "In")
+
+
+def _labels(pod: Mapping[str, Any]) -> dict[str, str]:
+    return pod["metadata"].get("labels") or {}
 
 
 def _counts(pod: Mapping[str, Any]) -> bool:

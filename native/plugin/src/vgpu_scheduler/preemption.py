@@ -19,6 +19,7 @@ from typing import NamedTuple
 from vgpu_plugin._shared.pods.requests import PodAsk
 
 from . import search, wire
+from .budgets import Limit, allows, within
 from .ledger import Ledger, NoRoom
 
 # ``victims`` adds victims on nodes in groups of this many nodes. It stops after the group with which at least this many
@@ -110,18 +111,18 @@ class Preemption:
         return bool(self._ledger.filter(one.ask, [one.node], ending).fits)
 
     def begin(
-        self, ask: PodAsk, uid: str, priority: int, names: Sequence[str], spared: Collection[str] = ()
+        self, ask: PodAsk, uid: str, priority: int, names: Sequence[str], limits: Sequence[Limit] = ()
     ) -> dict[str, list[str]]:
         """Chooses victims like ``victims``, but for a preemption that shortage.py starts. Returns for each node the
-        uids of the pods to evict, without those that are already ending. ``spared`` are never evicted.
+        uids of the pods to evict, without those that are already ending. The victims of each node keep to ``limits``.
         """
-        ending = {name: [one for one in self._lower(name, priority, spared) if one in self._ending] for name in names}
+        ending = {name: [one for one in self._lower(name, priority, ()) if one in self._ending] for name in names}
         taken = self._taken(uid, priority, names)
         free = [name for name in names if name not in taken]
         done = self._ledger.filter(ask, free, ending).fits
         if done:
             return {name: [] for name in done}
-        found = self.victims(ask, uid, priority, {name: wire.MetaVictims() for name in free}, spared)
+        found = self.victims(ask, uid, priority, {name: wire.MetaVictims() for name in free}, limits)
         return {name: [pod.UID for pod in one.Pods or [] if pod.UID not in self._ending] for name, one in found.items()}
 
     def victims(
@@ -130,13 +131,13 @@ class Preemption:
         uid: str,
         priority: int,
         picked: Mapping[str, wire.MetaVictims],
-        spared: Collection[str] = (),
+        limits: Sequence[Limit] = (),
     ) -> dict[str, wire.MetaVictims]:
         """Returns the nodes on which the pod has room once its victims are gone, with all victims: those that the
         kube-scheduler picked, because it needs them for its own resources, and as few additional ones as possible.
 
         Pods that are already ending are chosen first, then pods of the lowest priority. A node is left out if pods of
-        lower priority do not hold enough, or if room is reserved for another pod. ``spared`` are not added.
+        lower priority do not hold enough, or if room is reserved for another pod. The added victims keep to ``limits``.
         """
         taken = self._taken(uid, priority, picked)
         gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
@@ -145,6 +146,7 @@ class Preemption:
         # left out.
         short = [name for name in gone if name not in found and name in self._ledger.nodes]
         lower: dict[str, list[str]] = {}
+        spared = {uid for one in limits if one.allowed < 1 for uid in one.uids}
         # Only nodes that can make room count towards the limit. The order of the nodes is the same at each call, so
         # otherwise the same useless nodes would use up the limit every time.
         for n in range(0, len(short), MAX_COMPLETED):
@@ -153,10 +155,13 @@ class Preemption:
             lower.update(some)
             if len(lower) >= MAX_COMPLETED:
                 break
-        more = {name: self._cheapest(ask, name, uids, gone[name]) for name, uids in lower.items()}
+        more = {name: self._cheapest(ask, name, uids, gone[name], limits) for name, uids in lower.items()}
         self._leave(ask, gone, more)
-        # If the cheapest victims do not make enough room, take all pods of lower priority.
-        more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
+        # If the cheapest victims do not make enough room, take all pods of lower priority, as far as allowed.
+        rest = {name: within(uids, limits) for name, uids in lower.items() if name not in more}
+        if limits:
+            self._leave(ask, gone, rest)
+        more.update(rest)
         # Take a victim off the list if the pod has room without ending it. Each step tries one victim on every node, so
         # that one filter call checks all nodes.
         for n in range(max(map(len, more.values()), default=0)):
@@ -257,7 +262,9 @@ class Preemption:
                 ranked.append((uid not in self._ending, found, -memory, uid))
         return [uid for *_rank, uid in sorted(ranked)]
 
-    def _cheapest(self, ask: PodAsk, node: str, lower: Sequence[str], picked: Sequence[str]) -> list[str]:
+    def _cheapest(
+        self, ask: PodAsk, node: str, lower: Sequence[str], picked: Sequence[str], limits: Sequence[Limit]
+    ) -> list[str]:
         """Returns the probably cheapest victims: the pods on those few GPUs that can be freed at the lowest cost.
         ``_leave`` then checks whether their end makes enough room.
         """
@@ -269,17 +276,18 @@ class Preemption:
         for gpu in self._ledger.nodes[node]:
             if not ask.preferences.takes(gpu.uuid, gpu.model):
                 continue
-            taken, going = {gpu.uuid: list(used[gpu.uuid])}, []
+            taken: dict[str, list[int]] = {gpu.uuid: list(used[gpu.uuid])}
+            going: list[str] = []
             for uid in lower:
                 if search.fits(largest, gpu, taken[gpu.uuid]):
                     break
-                if self._take_off(taken, uid, node):
+                if allows(going, uid, limits) and self._take_off(taken, uid, node):
                     going.append(uid)
             if search.fits(largest, gpu, taken[gpu.uuid]):
                 ways.append((max((self._priorities[uid] for uid in going), default=-math.inf), len(going), going))
         ways.sort(key=lambda way: way[:2])
         wanted = {uid for way in ways[: sum(one.gpus for one in ask.asks)] for uid in way[2]}
-        return [uid for uid in lower if uid in wanted]
+        return within((uid for uid in lower if uid in wanted), limits)
 
     def _take_off(self, used: dict[str, list[int]], uid: str, node: str) -> bool:
         """Subtracts what the pod holds from ``used`` (GPU → amounts). Returns whether it holds any GPU in ``used``."""

@@ -25,7 +25,7 @@ from vgpu_plugin._shared.pods.requests import PodAsk
 
 from . import wire
 from .api import ApiError
-from .budgets import beyond
+from .budgets import Limit, beyond, limit
 from .preemption import Nominated, Preemption
 from .quota import Quotas
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 DELAY, AGAIN, PART = 1.0, 10.0, 0.2
 # MAX_DUE: maximum number of pods that wait here. MAX_NODES: maximum number of nodes tested in one step, because a
 # filter call may have to wait for the step. MAX_ROUNDS: maximum number of choices of victims for one pod; each refused
-# eviction needs another choice.
+# eviction needs another choice, and each budget that was exceeded.
 MAX_DUE, MAX_NODES, MAX_ROUNDS = 100, 64, 5
 
 
@@ -51,6 +51,8 @@ class Evicts(Protocol):
     async def pod(self, namespace: str, name: str) -> dict[str, Any]: ...
 
     async def budgets(self, namespace: str) -> Sequence[wire.Budget]: ...
+
+    async def pods_of(self, namespace: str, budget: wire.Budget) -> dict[str, dict[str, Any]]: ...
 
     async def preempted(self, namespace: str, name: str, uid: str, message: str) -> None: ...
 
@@ -139,16 +141,16 @@ class Shortages:
         space, _slash, name = short.key.partition("/")
         if self._quotas.fits(space, short.ask):
             return False
-        spared: set[str] = set()
+        limits: list[Limit] = []
         for _round in range(MAX_ROUNDS):
-            node, victims = await self._choose(uid, short, spared)
+            node, victims = await self._choose(uid, short, limits)
             if not node:
                 return False
             refused = [one for one in victims if not await self._evicts(one, dry_run=True)]
-            refused = refused or await self._beyond(victims)
-            if not refused:
+            found = await self._limits(victims, refused)
+            if not found:
                 break
-            spared.update(refused)
+            limits += found
         else:
             return False
         # During the API calls the pod may have been bound, or another pod may have been nominated for the node.
@@ -171,11 +173,11 @@ class Shortages:
         log.info("pod %s: evicted %d pods of lower priority from node %s", short.key, len(victims), node)
         return True
 
-    async def _choose(self, uid: str, short: Short, spared: set[str]) -> tuple[str, list[str]]:
+    async def _choose(self, uid: str, short: Short, limits: Sequence[Limit]) -> tuple[str, list[str]]:
         """Returns (node, uids to evict there); the node is "" if no preemption helps."""
         best: tuple[tuple[float, int, int], str, list[str]] | None = None
         for n in range(0, len(short.names), MAX_NODES):
-            found = self._preemption.begin(short.ask, uid, short.priority, short.names[n : n + MAX_NODES], spared)
+            found = self._preemption.begin(short.ask, uid, short.priority, short.names[n : n + MAX_NODES], limits)
             for name, victims in found.items():
                 cost = self._preemption.cost(victims)
                 if best is None or cost < best[0]:
@@ -185,18 +187,27 @@ class Shortages:
             await asyncio.sleep(0)
         return (best[1], best[2]) if best else ("", [])
 
-    async def _beyond(self, victims: Sequence[str]) -> list[str]:
-        """Returns the victims that a PodDisruptionBudget protects once the victims before them have been evicted."""
+    async def _limits(self, victims: Sequence[str], refused: Sequence[str]) -> list[Limit]:
+        """Returns limits for the next choice; none if the victims may be evicted together. A victim whose dry run was
+        refused is spared. If a PodDisruptionBudget protects a victim once the victims before it have been evicted, the
+        budget limits all of its pods, because there may be more of them than choices.
+        """
         spaces: dict[str, dict[str, str]] = {}
         for uid in victims:
             space, _slash, name = self._preemption.key_of(uid).partition("/")
             spaces.setdefault(space, {})[uid] = name
-        found: list[str] = []
+        spared, limits = set(refused), list[Limit]()
         for space, names in spaces.items():
-            # The dry run suffices for a single victim.
-            if space and len(names) > 1 and (budgets := await self._api.budgets(space)):
-                found += beyond({uid: await self._api.pod(space, name) for uid, name in names.items()}, budgets)
-        return found
+            # For a single victim a successful dry run suffices.
+            if not space or (len(names) < 2 and spared.isdisjoint(names)):
+                continue
+            if budgets := await self._api.budgets(space):
+                pods = {uid: await self._api.pod(space, name) for uid, name in names.items()}
+                found, exceeded = beyond(pods, budgets)
+                limits += [limit(one, await self._api.pods_of(space, one)) for one in exceeded]
+                # A pod whose labels changed meanwhile is spared, so that each choice differs from the ones before it.
+                spared |= set(found).difference(*(one.uids for one in limits))
+        return [*limits, Limit(frozenset(spared), 0)] if limits or spared else []
 
     async def _evicts(self, uid: str, dry_run: bool) -> bool:
         """Evicts a pod; with ``dry_run`` only tests the eviction. Returns False if the API server refuses the eviction:

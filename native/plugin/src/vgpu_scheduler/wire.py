@@ -144,6 +144,11 @@ class PodList(msgspec.Struct):
     items: list[Pod] | None = None
 
 
+class ObjectList(msgspec.Struct):
+    metadata: ListMeta
+    items: list[dict[str, Any]] | None = None
+
+
 class NodeList(msgspec.Struct):
     metadata: ListMeta
     items: list[Node] | None = None
