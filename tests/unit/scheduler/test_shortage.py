@@ -299,6 +299,47 @@ def test_budget_of_many_pods_does_not_use_up_the_choices(there, allowed, expecte
     go()
 
 
+@pytest.mark.parametrize("end", ["gone", "another"])
+def test_victim_that_is_already_gone_does_not_count(end):
+    """The watch may be late: a victim is gone, or another pod has its name. The others are evicted."""
+
+    @on_stage
+    async def go(stage):
+        stage.node("n")
+        stage.budget("web", "web", 1)
+        for name in ("a", "b"):
+            stage.bound(name, "n", 4000, app="web")
+        stage.waits("p", 9500)
+        assert stage.tries("p") == []
+        if end == "gone":
+            stage.double.remove(pod_path("a"))
+        else:
+            with stage.double.edit(pod_path("a")) as found:
+                found["metadata"]["uid"] = "another"
+        await stage.shortages.help()
+        assert stage.ending() == {"b"}
+
+    go()
+
+
+def test_budgets_that_may_not_be_read_are_unknown(caplog):
+    """The API server still checks each eviction."""
+
+    @on_stage
+    async def go(stage):
+        stage.double.fault = lambda _method, path: 403 if path.endswith("/poddisruptionbudgets") else None
+        for node in ("n", "m"):
+            stage.node(node)
+            for n in range(2):
+                stage.bound(f"{node}{n}", node, 4000)
+            stage.waits(f"on-{node}", 9500)
+            assert await stage.helps(f"on-{node}") == ([f"{node}0", f"{node}1"], node)
+
+    go()
+    (warning,) = [one for one in caplog.messages if "poddisruptionbudgets" in one]
+    assert "403" in warning and "grant" in warning
+
+
 NOT = ["never", "quota", "no-leader", "no-lower", "helped", "bound"]
 
 

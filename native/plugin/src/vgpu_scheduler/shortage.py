@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from vgpu_plugin._shared.pods.requests import PodAsk
@@ -86,6 +86,7 @@ class Shortages:
         # Uid → time of the last attempt that found no preemption.
         self._vain: OrderedDict[str, float] = OrderedDict()
         self._some = asyncio.Event()
+        self._warned = False
         self.evicted = 0
 
     def add(self, uid: str, key: str, ask: PodAsk, priority: int, names: Sequence[str]) -> None:
@@ -201,13 +202,39 @@ class Shortages:
             # For a single victim a successful dry run suffices.
             if not space or (len(names) < 2 and spared.isdisjoint(names)):
                 continue
-            if budgets := await self._api.budgets(space):
-                pods = {uid: await self._api.pod(space, name) for uid, name in names.items()}
-                found, exceeded = beyond(pods, budgets)
+            if budgets := await self._budgets(space):
+                found, exceeded = beyond(await self._there(space, names), budgets)
                 limits += [limit(one, await self._api.pods_of(space, one)) for one in exceeded]
                 # A pod whose labels changed meanwhile is spared, so that each choice differs from the ones before it.
                 spared |= set(found).difference(*(one.uids for one in limits))
         return [*limits, Limit(frozenset(spared), 0)] if limits or spared else []
+
+    async def _budgets(self, space: str) -> Sequence[wire.Budget]:
+        """Returns the budgets of a namespace; none if they may not be read, as with an operator's own credentials."""
+        try:
+            return await self._api.budgets(space)
+        except ApiError as fault:
+            if fault.status != 403:
+                raise
+            if not self._warned:
+                text = "victims are not counted against their budgets: grant this account list poddisruptionbudgets: %s"
+                log.warning(text, fault)
+            self._warned = True
+            return []
+
+    async def _there(self, space: str, names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Returns those pods (uid → name) that still exist, because the watch may be late."""
+        found = {}
+        for uid, name in names.items():
+            try:
+                pod = await self._api.pod(space, name)
+            except ApiError as fault:
+                if fault.status != 404:
+                    raise
+                continue
+            if pod["metadata"]["uid"] == uid:
+                found[uid] = pod
+        return found
 
     async def _evicts(self, uid: str, dry_run: bool) -> bool:
         """Evicts a pod; with ``dry_run`` only tests the eviction. Returns False if the API server refuses the eviction:
