@@ -20,6 +20,8 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 REQUESTS = [
     ("GET", f"{PODS}/train-1", "pods"),
     ("PATCH", f"{PODS}/train-1/status", "pods"),
+    ("GET", f"{PODS}/status", "pods"),
+    ("PATCH", f"{PODS}/status/status", "pods"),
     ("POST", f"{PODS}/train-1/binding", "binding"),
     ("POST", f"{PODS}/train-1/eviction", "eviction"),
     ("POST", "/api/v1/namespaces/default/events", "events"),

@@ -65,8 +65,9 @@ class Api:
     async def call(self, method: str, path: str, body: Any = None, **query: str | int) -> bytes:
         """Returns the body of a successful response. Raises ApiError with the server's message, or Unknown."""
         assert self._session is not None
-        # The name of a pod, which stands before /status, must not become a label of a metric.
-        words = path.removesuffix("/status").split("/")
+        # The name of a pod, which stands before /status, must not become a label of a metric. Only a PATCH is sent to a
+        # status; elsewhere the word is the name of a pod.
+        words = (path.removesuffix("/status") if method == "PATCH" else path).split("/")
         kind = words[-1] if method in ("POST", "LIST") else words[-2]
         self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
         kinds = {"Accept": "application/json"}
