@@ -221,6 +221,7 @@ class Cluster:
         budgets = self._budgets(path, pod)
         if len(budgets) > 1:
             return failure(500, "This pod has more than one PodDisruptionBudget, which is not supported.")
+        budgets = [one for one in budgets if not is_free(pod, one)]
         if self.budget > 0 or any(one["status"]["disruptionsAllowed"] < 1 for one in budgets):
             self.budget = max(0, self.budget - 1)
             return failure(429, "Cannot evict pod as it would violate the pod's disruption budget.", "TooManyRequests")
@@ -235,9 +236,9 @@ class Cluster:
         return 201, {"kind": "Status", "status": "Success"}
 
     def _budgets(self, path: str, pod: Object) -> list[Object]:
-        """Returns the disruption budgets that protect a pod. They protect only pods that are ready."""
-        conditions = (pod.get("status") or {}).get("conditions") or []
-        if not any((one["type"], one["status"]) == ("Ready", "True") for one in conditions):
+        """Returns the disruption budgets that protect a pod. A pod that waits or ends has none."""
+        phase = (pod.get("status") or {}).get("phase")
+        if phase in ("Pending", "Succeeded", "Failed") or pod["metadata"].get("deletionTimestamp"):
             return []
         labels = (pod["metadata"].get("labels") or {}).items()
         return [
@@ -461,6 +462,16 @@ def conflict(found: Object | None, expected: Object) -> tuple[int, Object] | Non
 def failure(code: int, message: str, reason: str = "") -> tuple[int, Object]:
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
     return code, {**status, "metadata": {}, "reason": reason}
+
+
+def is_free(pod: Object, budget: Object) -> bool:
+    """Returns whether a pod that is not ready may be evicted without a count against its disruption budget."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    if any((one["type"], one["status"]) == ("Ready", "True") for one in conditions):
+        return False
+    desired = budget["status"].get("desiredHealthy", 0)
+    enough = desired > 0 and budget["status"].get("currentHealthy", 0) >= desired
+    return enough or budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
 
 
 def refusing(method: str, start: str, code: int, message: str) -> Callable[[str, str], Any]:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 import pytest
+from doubles.kube_api import Cluster
 from vgpu_scheduler import wire
 from vgpu_scheduler.budgets import beyond, selects
 
@@ -36,9 +39,9 @@ def test_selector_matches_as_in_kubernetes(selector, labels, expected):
     assert selects(msgspec.convert(selector, wire.Selector | None), labels) is expected
 
 
-def pod(app, ready=True):
-    conditions = [{"type": "Ready", "status": str(ready)}]
-    return {"metadata": {"labels": {"app": app}}, "status": {"conditions": conditions}}
+def pod(app, ready=True, phase="Running", **more):
+    status = {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}
+    return {"metadata": {"labels": {"app": app}, **more}, "status": status}
 
 
 # columns: allowed disruptions by label, pods in the order of eviction, pods that are protected then
@@ -46,9 +49,7 @@ COUNTS = [
     ({"web": 1}, [pod("web"), pod("web"), pod("db")], ["1"]),
     ({"web": 2}, [pod("web"), pod("web"), pod("web")], ["2"]),
     ({"web": 0, "db": 1}, [pod("web"), pod("db")], ["0"]),
-    # The eviction of a pod that is not ready is no disruption.
-    ({"web": 1}, [pod("web", ready=False), pod("web")], []),
-    ({"web": 1}, [pod("web"), {"metadata": {"labels": {"app": "web"}}}, {"metadata": {}}], []),
+    ({"web": 1}, [pod("web"), {"metadata": {}}], []),
     ({}, [pod("web"), pod("web")], []),
 ]
 
@@ -63,3 +64,34 @@ def test_victims_beyond_a_budget(allowed, pods, expected):
     assert {one.spec.selector.matchLabels["app"] for one in exceeded} == {
         pods[int(n)]["metadata"]["labels"]["app"] for n in expected
     }
+
+
+ENDS = {"deletionTimestamp": "2026-11-22T00:00:00Z"}
+# columns: a pod; its budget's policy for pods that are not ready, its number of healthy pods and the number it needs;
+# whether the eviction counts (eviction.go of Kubernetes, canIgnorePDB and Create)
+STATES = [
+    (pod("web"), "AlwaysAllow", 3, 2, True),
+    (pod("web", ready=False), None, 2, 2, False),
+    (pod("web", ready=False), None, 1, 2, True),
+    (pod("web", ready=False), "IfHealthyBudget", 1, 2, True),
+    (pod("web", ready=False), "AlwaysAllow", 1, 2, False),
+    # No pod is needed, as if the disruption controller has not counted yet.
+    (pod("web", ready=False), None, 0, 0, True),
+    ({"metadata": {"labels": {"app": "web"}}}, None, 1, 2, True),
+    *((pod("web", phase=phase), None, 1, 2, False) for phase in ("Pending", "Succeeded", "Failed")),
+    (pod("web", **ENDS), None, 1, 2, False),
+]
+
+
+@pytest.mark.parametrize(("pod", "policy", "healthy", "desired", "expected"), STATES)
+def test_eviction_counts_as_in_kubernetes(pod, policy, healthy, desired, expected):
+    spec = {"selector": {"matchLabels": {"app": "web"}}, "unhealthyPodEvictionPolicy": policy}
+    status = {"disruptionsAllowed": 0, "currentHealthy": healthy, "desiredHealthy": desired}
+    budget = {"metadata": {"name": "web", "namespace": "default"}, "spec": spec, "status": status}
+    found, _exceeded = beyond({"a": pod}, [msgspec.convert(budget, wire.Budget)])
+    assert found == (["a"] if expected else [])
+    double = Cluster()
+    double.put("/apis/policy/v1/namespaces/default/poddisruptionbudgets/web", budget)
+    path = "/api/v1/namespaces/default/pods/a"
+    double.put(path, copy.deepcopy(pod))
+    assert double.request("POST", f"{path}/eviction", {"deleteOptions": {}})[0] == (429 if expected else 201)

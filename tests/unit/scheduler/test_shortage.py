@@ -246,7 +246,7 @@ BUDGETS = [
     ([("web", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "web")], []),
     ([("web", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "web"), ("c", 1, 9000, "db")], ["c"]),
     ([("web", 1), ("db", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "db")], ["a", "b"]),
-    # Pods that are not ready do not count against a budget.
+    # A pod without the label does not count against the budget.
     ([("web", 1)], [("a", 0, 4000, "web"), ("b", 0, 4000, "")], ["a", "b"]),
     # The API server refuses to evict a pod with two budgets.
     ([("web", 1), ("web", 1)], [("a", 0, 9000, "web"), ("b", 1, 9000, "db")], ["b"]),

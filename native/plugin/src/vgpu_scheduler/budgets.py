@@ -22,7 +22,7 @@ class Limit(NamedTuple):
 
 def limit(budget: wire.Budget, pods: Mapping[str, dict[str, Any]]) -> Limit:
     """Returns the limit that a budget sets to these pods (uid → pod)."""
-    mine = [uid for uid, pod in pods.items() if _counts(pod) and selects(budget.spec.selector, _labels(pod))]
+    mine = [uid for uid, pod in pods.items() if selects(budget.spec.selector, _labels(pod)) and _counts(pod, budget)]
     return Limit(frozenset(mine), budget.status.disruptionsAllowed)
 
 
@@ -72,7 +72,15 @@ def _labels(pod: Mapping[str, Any]) -> dict[str, str]:
     return pod["metadata"].get("labels") or {}
 
 
-def _counts(pod: Mapping[str, Any]) -> bool:
-    """Returns whether the eviction of a pod is a disruption. The eviction of a pod that is not ready is none."""
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in conditions)
+def _counts(pod: Mapping[str, Any], budget: wire.Budget) -> bool:
+    """Returns whether the eviction of a pod counts against its budget, by the API server's rules. A pod that is not
+    ready is free only if the budget always allows that, or has as many healthy pods as it needs.
+    """
+    status = pod.get("status") or {}
+    if status.get("phase") in ("Pending", *wire.ENDED) or pod["metadata"].get("deletionTimestamp"):
+        return False
+    if any((one.get("type"), one.get("status")) == ("Ready", "True") for one in status.get("conditions") or []):
+        return True
+    return budget.spec.unhealthyPodEvictionPolicy != "AlwaysAllow" and not (
+        budget.status.currentHealthy >= budget.status.desiredHealthy > 0
+    )

@@ -93,10 +93,13 @@ class Selector(msgspec.Struct):
 
 class BudgetSpec(msgspec.Struct):
     selector: Selector | None = None
+    unhealthyPodEvictionPolicy: str | None = None
 
 
 class BudgetStatus(msgspec.Struct):
     disruptionsAllowed: int = 0
+    currentHealthy: int = 0
+    desiredHealthy: int = 0
 
 
 class Budget(msgspec.Struct):
