@@ -325,6 +325,25 @@ def test_containers_of_one_pod_never_burst_into_each_others_promises(ground):
     assert here.mib(other, init, first, second) == [5000, 10360, 2360, 4000]
 
 
+def test_waiting_container_counts_within_its_pod(ground):
+    """The two containers that run after an init container need less than it. So the second of them takes memory from
+    the first, and nothing from a neighbour.
+    """
+    here = ground()
+    neighbour = here.pod(2, 3000, 8000, 5000, oom_killer=True)
+    here.holds(neighbour, 5000)
+    here.comes(0, 10000, 0, sizing.Place("uid", "init", 0, True))
+    first = here.comes(0, 2000, 8000, sizing.Place("uid", "app", 1, False))
+    assert here.mib(neighbour, first) == [5000, 10000]
+    second = here.comes(1, 4000, 0, sizing.Place("uid", "app", 2, False))
+    assert here.mib(neighbour, first, second) == [5000, 2360, 4000]
+    assert not here.resizer.leaving(neighbour)
+    # The same holds for a container that grows.
+    here.resize(second, 8000)
+    assert here.mib(neighbour, first, second) == [5000, 2360, 8000]
+    assert not here.resizer.leaving(neighbour)
+
+
 def test_limits_stay_after_sharing_is_disabled(ground):
     here = ground()
     one = here.comes(0, 2000, 10000)

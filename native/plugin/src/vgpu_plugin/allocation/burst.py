@@ -86,6 +86,16 @@ class _Slice(NamedTuple):
     kills: bool
 
 
+class _Wait(NamedTuple):
+    """The wait of a container for its promised memory: its record with that memory as its size, GPU UUID → promise and
+    limit, and the time at which the wait expires.
+    """
+
+    record: Record
+    wanted: Mapping[str, Bounds]
+    until: float
+
+
 class Burst:
     """Sets the current limits of containers with burst memory. It is thread-safe, and the caller must not hold the
     records' lock.
@@ -107,35 +117,49 @@ class Burst:
         self._resizer = resizer
         self._now = now
         self._one_at_a_time = threading.Lock()
-        # Allocations that wait for their promised memory. Allocation id → (GPU UUID → promise and limit, time at which
-        # the wait expires).
-        self._waiting: dict[str, tuple[dict[str, Bounds], float]] = {}
+        # Allocations that wait for their promised memory.
+        self._waiting: dict[str, _Wait] = {}
 
-    def waits_for(self, uuid: str, without: str = "") -> int:
-        """Returns how many MiB of a GPU were promised to waiting containers. No other container may use them as burst
-        memory.
+    def with_waiting(self, others: Sequence[Record], record: Record | None = None) -> list[Record]:
+        """Returns the records of ``others``, and those of the containers that wait, with the memory that was promised
+        to them. A waiting container counts within its pod, because the pod's promise may already include its memory. If
+        ``record`` is given, only containers that may run at the same time as its container are added.
         """
         with self._records.lock:
-            return sum(
-                wanted[uuid].promised for one, (wanted, _until) in self._waits() if one != without and uuid in wanted
-            )
+            waiting = {
+                one: wait.record
+                for one, wait in self._waits()
+                if record is None or (one != record.id and sizing.together(record, wait.record))
+            }
+            return [*(one for one in others if one.id not in waiting), *waiting.values()]
 
-    def _waits(self) -> list[tuple[str, tuple[dict[str, Bounds], float]]]:
-        return [entry for entry in self._waiting.items() if entry[1][1] > self._now()]
+    def _waits(self) -> list[tuple[str, _Wait]]:
+        return [entry for entry in self._waiting.items() if entry[1].until > self._now()]
 
-    def give_back(self, allocation: str, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
-        """Lowers the current limits of other containers so that an allocation (the slices of one container) can get its
-        promised memory. It takes back free memory, and if ``promised`` is true, also memory that a slice's OOM killer
-        frees by killing processes. If that is not enough, the allocation waits. Until the wait ends, that memory is
-        added to no current limit.
+    def give_back(self, record: Record, wanted: Mapping[str, Bounds], promised: bool = True) -> None:
+        """Lowers the current limits of other containers so that the container of a record can get its promised memory.
+        It takes back free memory. If that is not enough and ``promised`` is true, it also takes back memory that a
+        slice's OOM killer frees by killing processes. If that is not enough either, the container waits. Until the wait
+        ends, that memory is added to no current limit.
         """
         with self._records.lock:
             if not self._bursts():
                 return
-            self._waiting[allocation] = dict(wanted), self._now() + PATIENCE_S
+            self._waiting[record.id] = _Wait(sizing.with_memory(record, wanted), wanted, self._now() + PATIENCE_S)
         self._resizer.poll()
         for uuid in wanted:
-            self._share_out(uuid, kills=(False, True) if promised else (False,))
+            self._share_out(uuid)
+            if promised and self._short(record, uuid, wanted[uuid].promised):
+                self._share_out(uuid, kill=True)
+
+    def _short(self, record: Record, uuid: str, mib: int) -> bool:
+        """Returns whether a container with this promise does not fit next to the current limits of others."""
+        with self._records.lock:
+            held = self._sizer.held(record).get(uuid, sizing.Held()).memory_mib
+        return held + mib > self._room(uuid)
+
+    def _room(self, uuid: str) -> int:
+        return sizing.room_mib(self._pool.gpu(uuid), self._sizer.settings.config)
 
     def done(self, allocation: str) -> None:
         """Ends the wait of an allocation. Called when it has its promised memory or no longer needs it."""
@@ -158,27 +182,25 @@ class Burst:
         """
         return any(sizing.PROMISED in row for one in self._records.all() for row in one.limits.get("devices") or [])
 
-    def _share_out(self, uuid: str, kills: Sequence[bool] = (False,)) -> None:
+    def _share_out(self, uuid: str, kill: bool = False) -> None:
         with self._one_at_a_time:
-            for kill in kills:
-                with self._records.lock:
-                    others = self._sizer.others()
-                    slices_of = self._slices(uuid, others)
-                    targets = self._targets(uuid, others, slices_of, kill) if slices_of else []
-                # Limits that shrink are set first, because limits that grow use the memory that becomes free.
-                for shrinks in (True, False):
-                    for one, target in zip(slices_of, targets, strict=True):
-                        if target != one.now and (target < one.now) == shrinks:
-                            self._set(one, uuid, target)
+            with self._records.lock:
+                others = self._sizer.others()
+                slices_of = self._slices(uuid, others)
+                targets = self._targets(uuid, others, slices_of, kill) if slices_of else []
+            # Limits that shrink are set first, because limits that grow use the memory that becomes free.
+            for shrinks in (True, False):
+                for one, target in zip(slices_of, targets, strict=True):
+                    if target != one.now and (target < one.now) == shrinks:
+                        self._set(one, uuid, target)
 
     def _targets(self, uuid: str, others: Sequence[Record], slices_of: Sequence[_Slice], kill: bool) -> list[int]:
         """Returns the new limit of each slice, as MiB above the bases of its containers. If ``kill`` is true, the limit
         of a slice with an OOM killer may be set below its usage, but only as far as other containers wait for memory.
         """
-        gpu = self._pool.gpu(uuid)
-        promised = sizing.held(others, promised=True).get(uuid, sizing.Held()).memory_mib
-        comers = [Holder(wanted[uuid]) for _one, (wanted, _until) in self._waits() if uuid in wanted]
-        room = sizing.room_mib(gpu, self._sizer.settings.config) - promised - sum(one.bounds.promised for one in comers)
+        promised = sizing.held(self.with_waiting(others), promised=True).get(uuid, sizing.Held()).memory_mib
+        comers = [Holder(wait.wanted[uuid]) for _one, wait in self._waits() if uuid in wait.wanted]
+        room = self._room(uuid) - promised
         # The limit of a slice with an OOM killer is lowered only while a container waits. Otherwise a program could
         # allocate memory a moment later and would be killed without need.
         floors = [one.now if one.kills and not comers else one.used for one in slices_of]

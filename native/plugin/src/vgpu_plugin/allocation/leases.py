@@ -153,12 +153,12 @@ class Leases:
         whose = {"holder": terms.holder, "engine": terms.engine}
         # A lease has no promised memory, so no process of another container is killed to make room for it. Only free
         # burst memory (memory above the promises of other containers) is taken back.
-        lender, key = self._allocator.sizer.lender, ids[0]
-        lender.give_back(key, self._sizes(ids, terms.at_most), promised=False)
+        lender, waits = self._allocator.sizer.lender, Record(ids[0], terms.kind, tuple(ids))
+        lender.give_back(waits, self._sizes(ids, terms.at_most), promised=False)
         try:
             return self._allocator.grant(ids, terms.kind, terms.at_most, expires=expires, boot_id=boot_id, **whose)
         finally:
-            lender.done(key)
+            lender.done(waits.id)
 
     def _sizes(self, ids: Iterable[str], at_most: AtMost) -> dict[str, Bounds]:
         """Returns GPU UUID → the memory that a lease of these slices gets."""

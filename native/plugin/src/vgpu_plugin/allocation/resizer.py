@@ -269,7 +269,7 @@ class Resizer:
             if record is None or not record.limits or record.limits.get("deny"):
                 return
             more = {
-                one.uuid: sizing.Bounds(size.memory_mib - one.memory_mib, size.memory_mib - one.memory_mib)
+                one.uuid: sizing.Bounds(size.memory_mib, size.memory_mib)
                 for one in self._devices(record)
                 if (size := wanted.get(one.uuid, Wanted())).memory_mib is not None
                 and size.memory_mib > one.memory_mib
@@ -281,7 +281,7 @@ class Resizer:
                 if others.get(uuid, sizing.Held()).memory_mib + (wanted[uuid].memory_mib or 0) > room:
                     return
         if more:
-            self.lender.give_back(allocation, more)
+            self.lender.give_back(record, more)
 
     def _used(self, record: Record, before: list[Device], now: list[Device]) -> dict[str, int]:
         """Returns GPU UUID → bytes in use. If the usage cannot be read and the container only grows, the result is

@@ -39,29 +39,32 @@ class Lender(Protocol):
     it may use until another container needs it.
     """
 
-    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
-        """Takes back unused burst memory of other containers on these GPUs. If ``promised`` is true, it also takes back
-        memory in use, for which the OOM killer kills processes.
+    def give_back(self, record: Record, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
+        """Takes back unused burst memory of other containers on these GPUs, so that the container of ``record`` can get
+        the memory that it wants. If that is not enough and ``promised`` is true, it also takes back memory in use, for
+        which the OOM killer kills processes.
         """
 
     def done(self, allocation: str) -> None:
         """Ends the wait of an allocation for memory. Called when it has its promised memory or no longer needs it."""
 
-    def waits_for(self, uuid: str, without: str = "") -> int:
-        """Returns how many MiB of a GPU were promised to other containers that wait for them."""
+    def with_waiting(self, others: Sequence[Record], record: Record) -> list[Record]:
+        """Returns the records of ``others``, and those of the containers that wait for promised memory and may run at
+        the same time as the container of ``record``.
+        """
 
 
 class NoLender:
     """Takes the place of burst.Burst on a node without burst memory."""
 
-    def give_back(self, allocation: str, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
+    def give_back(self, record: Record, wanted: Mapping[str, sizing.Bounds], promised: bool = True) -> None:
         pass
 
     def done(self, allocation: str) -> None:
         pass
 
-    def waits_for(self, uuid: str, without: str = "") -> int:
-        return 0
+    def with_waiting(self, others: Sequence[Record], record: Record) -> list[Record]:
+        return list(others)
 
 
 class Short(Exception):
@@ -190,7 +193,7 @@ class Sizer:
                         f"allocation {record.id}: {short} are promised to it, but still used as burst memory by other "
                         "containers; its start is tried again until they have freed that memory"
                     ) from None
-                self.lender.give_back(record.id, fault.wanted)
+                self.lender.give_back(record, fault.wanted)
         raise AssertionError  # This line is never reached, because the loop returns or raises.
 
     def _reserve(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
@@ -205,9 +208,8 @@ class Sizer:
             others = self.others(record)
             config, held = self.settings.config, sizing.held(others)
             devices = sizing.assign(planned, given, config, sizing.held(others, promised=True))
-            free = {
-                one.uuid: sizing.room_mib(one, config) - held.get(one.uuid, sizing.Held()).memory_mib for one in given
-            }
+            room = {one.uuid: sizing.room_mib(one, config) for one in given}
+            free = {uuid: mib - held.get(uuid, sizing.Held()).memory_mib for uuid, mib in room.items()}
             missing = {one.uuid: one.memory_mib - free[one.uuid] for one in devices}
             if any(mib > 0 for mib in missing.values()):
                 wanted = {one.uuid: sizing.Bounds(one.memory_mib, one.memory_mib + one.burst_mib) for one in devices}
@@ -215,11 +217,12 @@ class Sizer:
             limits = {key: value for key, value in record.limits.items() if key != "deny"}
             kept = {one["uuid"]: {key: one[key] for key in KEPT if key in one} for one in given_limits}
             rows = [{**one, **kept[one["uuid"]]} for one in sizing.limits_of(devices)]
+            claimed = sizing.held(self.lender.with_waiting(others, record))
             for one in rows:
                 if sizing.PROMISED in one:
                     # The container's first limit includes all free memory, because a program may ask for the size of
                     # the GPU's memory only once.
-                    spare = free[one["uuid"]] - self.lender.waits_for(one["uuid"], record.id)
+                    spare = room[one["uuid"]] - claimed.get(one["uuid"], sizing.Held()).memory_mib
                     one["memory_bytes"] = max(one[sizing.PROMISED], min(one[sizing.LIMIT], spare)) * sizing.MIB
             limits.update(devices=rows, priority=priority)
             cores = {one.uuid: one.cores for one in devices if one.cores}

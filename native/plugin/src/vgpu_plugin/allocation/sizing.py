@@ -134,6 +134,15 @@ def placed(record: Record, place: Place) -> Record:
     return replace(record, limits={**record.limits, "devices": rows})
 
 
+def with_memory(record: Record, wanted: Mapping[str, Bounds]) -> Record:
+    """Returns a copy of a record with the promised memory of ``wanted``, by GPU UUID, as its size."""
+    rows = {one["uuid"]: one for one in record.limits.get("devices") or []}
+    for row in limits_of([Device(uuid, bounds.promised, 0) for uuid, bounds in wanted.items()]):
+        rows[row["uuid"]] = {**rows.get(row["uuid"], row), "memory_bytes": row["memory_bytes"]}
+    limits = {key: value for key, value in record.limits.items() if key != "deny"}
+    return replace(record, limits={**limits, "devices": list(rows.values())})
+
+
 def _overlap(one: Place, other: Place) -> bool:
     early, late = sorted((one, other), key=lambda place: place.position)
     if INIT in (early.kind, late.kind):
