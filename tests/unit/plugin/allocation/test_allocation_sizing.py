@@ -65,6 +65,8 @@ def record(name: str, mib: int, **limits: object) -> Record:
 
 
 INIT_A, INIT_B, SIDECAR, APP_A, APP_B = ("init", 0), ("init", 2), ("sidecar", 1), ("app", 3), ("app", 4)
+# An init container that ran before an upgrade, when the records had no places. The next container has its slice.
+FORMER = None
 # columns: kind and position in its pod of each container, and its MiB; the expected MiB of the pod, and the MiB beside
 # which the last container must fit
 PODS = [
@@ -76,12 +78,19 @@ PODS = [
     ([(INIT_A, 10000), (SIDECAR, 1000), (APP_A, 4000)], 10000, 1000),
     ([(INIT_A, 10000), (SIDECAR, 1000), (INIT_B, 9500)], 10500, 1000),
     ([(INIT_A, 10000), (INIT_B, 9500), (APP_A, 4000), (SIDECAR, 1000)], 10500, 9500),
+    ([(FORMER, 10000), (APP_A, 6000)], 10000, 0),
+    ([(FORMER, 10000), (APP_A, 12000)], 12000, 0),
+    # Nothing tells that the init container is of the pod of the last container, which has another slice.
+    ([(FORMER, 10000), (APP_A, 2000), (APP_B, 4000)], 10000, 10000),
 ]
 
 
 @pytest.mark.parametrize(("containers", "pod", "beside"), PODS)
 def test_pod_counts_with_its_largest_phase(containers: list, pod: int, beside: int) -> None:
-    made = [placed(record(str(n), mib), Place("uid", *place, False)) for n, (place, mib) in enumerate(containers)]
+    made = [
+        placed(record(str(n), mib), Place("uid", *place, False)) if place else record(str(n + 1), mib)
+        for n, (place, mib) in enumerate(containers)
+    ]
     other = [placed(record("other", 500), Place("uid-2", "app", 0, True)), record("lease", 300)]
     assert held([*made, *other])[GPU].memory_mib == pod + 800
     mates = [one for one in [*made, *other] if together(made[-1], one)]

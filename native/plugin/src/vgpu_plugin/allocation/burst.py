@@ -225,8 +225,10 @@ class Burst:
     @staticmethod
     def _promised_to_pod(record: Record, uuid: str, others: Sequence[Record]) -> int:
         """Returns how many MiB of a GPU the pod of a record was promised."""
-        key = sizing.pod_of(record, uuid)
-        return sizing.held((one for one in others if sizing.pod_of(one, uuid) == key), promised=True)[uuid].memory_mib
+        known = sizing.pods_on_slices(others)
+        key = sizing.pod_of(record, uuid, known)
+        mates = [one for one in others if sizing.pod_of(one, uuid, known) == key]
+        return sizing.held(mates, promised=True)[uuid].memory_mib
 
     def _slice(self, uuid: str, found: tuple[tuple[Record, int], ...]) -> _Slice:
         most, now, used = 0, 0, 0

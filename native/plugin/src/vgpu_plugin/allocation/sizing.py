@@ -160,12 +160,28 @@ def together(one: Record, other: Record) -> bool:
     return frozenset(one.kubelet_ids).isdisjoint(other.kubelet_ids)
 
 
-def pod_of(record: Record, uuid: str) -> object:
+def pod_of(record: Record, uuid: str, pods: Mapping[object, str]) -> object:
     """Returns a key that is equal for the records of one pod on a GPU. If a record has no place, only the records on
-    the same slices are known to be of its pod.
+    the same slices are known to be of its pod. ``pods``: see ``pods_on_slices``.
     """
-    place = place_of(record)
-    return place.pod if place else (uuid, frozenset(one for one in record.slice_ids if gpu_of(one) == uuid))
+    place, at = place_of(record), _slices_on(uuid, record)
+    return place.pod if place else pods.get(at, at)
+
+
+def pods_on_slices(records: Iterable[Record]) -> dict[object, str]:
+    """Maps the slices of the records that have a place to the uid of their pod. With it, an init container that ran
+    before an upgrade, when the records had no places, counts in the pod whose container has its slices now.
+    """
+    return {
+        _slices_on(row["uuid"], record): place.pod
+        for record in records
+        if (place := place_of(record))
+        for row in record.limits["devices"]
+    }
+
+
+def _slices_on(uuid: str, record: Record) -> tuple[str, frozenset[str]]:
+    return uuid, frozenset(one for one in record.slice_ids if gpu_of(one) == uuid)
 
 
 def held(records: Iterable[Record], limits: bool = False, promised: bool = False) -> dict[str, Held]:
@@ -178,6 +194,8 @@ def held(records: Iterable[Record], limits: bool = False, promised: bool = False
     ``promised`` is true.
     """
     pods: dict[object, list[tuple[int, Part]]] = {}
+    records = list(records)
+    known = pods_on_slices(records)
     for record in records:
         if record.limits.get("deny"):
             continue
@@ -186,7 +204,7 @@ def held(records: Iterable[Record], limits: bool = False, promised: bool = False
             mib = device[PROMISED] if promised and PROMISED in device else -(-device["memory_bytes"] // MIB)
             cores = device["sm_percent"] if limits else record.cores.get(device["uuid"], 0)
             part = Part(record.id, place.kind, (Device(device["uuid"], mib, cores),))
-            pods.setdefault(pod_of(record, device["uuid"]), []).append((place.position, part))
+            pods.setdefault(pod_of(record, device["uuid"], known), []).append((place.position, part))
     out: dict[str, Held] = {}
     for parts in pods.values():
         for uuid, use in use_of([part for _position, part in sorted(parts, key=lambda one: one[0])]).items():
