@@ -12,6 +12,7 @@ from vgpu_plugin._shared.pods.annotations import APP, INIT, SIDECAR, Device, Par
 
 from . import samples
 from .node_api import pod_path
+from .test_lost_files import remove
 from .test_requested import (  # noqa: F401  # pylint: disable=unused-import # fixtures
     RESOURCE,
     api,
@@ -47,10 +48,25 @@ def admit(kubelet, name, containers):
 def run_planned(kubelet, api, name, *parts):  # noqa: F811
     """Starts a pod with this plan, and checks that each container gets what was planned for it."""
     api.add_pod(name, f"uid-{name}", {pod_annotations.PLAN: pod_annotations.write_plan(parts)})
-    held = admit(kubelet, name, [(one.container, len(one.devices), one.kind) for one in parts])
-    found = [sorted(one[:2] for one in sizes(kubelet._shown(each))) for each in held]
+    admit(kubelet, name, [(one.container, len(one.devices), one.kind) for one in parts])
+    check_sizes(kubelet, api, name, *parts)
+
+
+def check_sizes(kubelet, api, name, *parts):  # noqa: F811
+    found = [sorted(one[:2] for one in sizes(kubelet._shown(each))) for each in kubelet.held if each.pod == name]
     assert found == [sorted((one.uuid, one.memory_mib) for one in part.devices) for part in parts]
     assert pod_annotations.GIVEN not in api.objects[pod_path(name)]["metadata"]["annotations"]
+
+
+def reboot_without_records(node, kubelet, start, program, thread):  # noqa: F811
+    """Starts all containers again after a reboot that lost the plugin's records. So each size is decided again."""
+    program.stop()
+    thread.join(20)
+    remove(node.paths.run_dir, node.mounter.mounted)
+    node.paths.records.unlink()
+    start()
+    for held in kubelet.held:
+        kubelet._start(kubelet.endpoints[RESOURCE], held)
 
 
 # columns: kind and MiB of each container of a pod, the MiB that the scheduler counts for the pod
@@ -66,15 +82,16 @@ PODS = [
 @pytest.mark.parametrize(("containers", "counts"), PODS)
 def test_pod_and_its_neighbours_start(node, kubelet, api, start, containers, counts):  # noqa: F811
     node.gpus = samples.gpus("T4")
-    start()
+    program = start()
     uuid = node.gpus[0].uuid
     parts = [Part(f"c{n}", kind, (Device(uuid, mib, 0),)) for n, (kind, mib) in enumerate(containers)]
     assert use_of(parts)[uuid].memory_mib == counts
     rest = Part("main", APP, (Device(uuid, CARD - counts, 0),))
     run_planned(kubelet, api, "one", rest)
     run_planned(kubelet, api, "two", *parts)
-    for held in [one for one in kubelet.held if one.pod == "two"]:
-        kubelet._start(kubelet.endpoints[RESOURCE], held)  # After a reboot all containers start again.
+    reboot_without_records(node, kubelet, start, *program)
+    check_sizes(kubelet, api, "one", rest)
+    check_sizes(kubelet, api, "two", *parts)
     kubelet.delete_pod("one")
     kubelet.notice()
     run_planned(kubelet, api, "three", rest)
