@@ -8,7 +8,8 @@ that the policy ranks best. If that fails with several containers, ``search`` tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -188,78 +189,90 @@ def pick_in_order(
     """Places every container like ``pick``, with the same order of requests for all rows."""
     rows = np.arange(len(view.capacity))[:, None]
     fits = np.ones(len(rows), bool)
-    columns: list[np.ndarray] = [np.zeros((len(rows), 0), np.intp)] * len(asks)
-    # ``now``: what other pods and this pod's permanent containers use. ``sides``: for each init container what other
-    # pods and the sidecars that start before it use, which is all that runs next to it.
-    now = copied(view)
-    sides = {n: copied(view) for n, ask in enumerate(asks) if ask.init}
+    none = np.zeros((len(rows), 0), np.intp)
+    columns: list[np.ndarray] = [none] * len(asks)
+    inits = inits_by_heir(asks)
+    heirs = sorted(inits)
+    # ``now``: what other pods and this pod's permanent containers use. ``sides``: for each heir what other pods and the
+    # sidecars that start before it use, which is all that runs next to its init containers.
+    use, (*others, now) = moments(view, len(heirs) + 1)
+    sides = dict(zip(heirs, others, strict=True))
     for n in order:
         ask = asks[n]
         if ask.init:
-            base = sides[n]
-            ok, liked = for_init(now, sides, asks, allowed, columns, n)
-        else:
-            base, liked = now, for_all_inits(sides, asks, allowed, n)
-            ok = fit(base, ask, allowed).all
-        key = rank(base, spread, liked)
-        ok = numa.one_node(base, ok, ask, key)
-        fits &= ok.sum(axis=1) >= ask.gpus
-        chosen = best(key, ok, ask.gpus)
-        columns[n] = chosen
-        if ask.init:
             continue
-        need, cores = memory_of(view, ask), cores_of(view, ask)
-        for moment in (now, *(side for m, side in sides.items() if ask.sidecar and n < m)):
-            # If a chosen GPU does not fit, its row has failed already, so no memory and no compute is added for it.
-            moment.memory[rows, chosen] += np.where(ok, need, 0)[rows, chosen]
-            moment.cores[rows, chosen] += np.where(ok, cores, 0)[rows, chosen]
-            moment.shares[rows, chosen] += 1
+        liked = for_all(sides[n], [asks[m] for m in inits[n]], allowed) if n in sides else None
+        key = rank(now, spread, liked)
+        ok = numa.one_node(now, fit(now, ask, allowed).all, ask, key)
+        fits &= ok.sum(axis=1) >= ask.gpus
+        columns[n] = chosen = best(key, ok, ask.gpus)
+        # If a chosen GPU does not fit, its row has failed already, so no memory and no compute is added for it.
+        need, cores = np.where(ok, memory_of(view, ask), 0), np.where(ok, cores_of(view, ask), 0)
+        first = bisect(heirs, n) if ask.sidecar else len(heirs)
+        use[:, first:, rows, chosen] += np.stack([need, cores, np.ones_like(need)])[:, None, rows, chosen]
+    for heir, side in sides.items():
+        after = columns[heir] if heir < len(asks) else none
+        picked = pick_inits(now, side, [asks[n] for n in inits[heir]], allowed, spread, after)
+        fits &= picked.fits
+        for n, chosen in zip(inits[heir], picked.columns, strict=True):
+            columns[n] = chosen
     return Picked(fits, tuple(columns))
 
 
-def heir(asks: Sequence[Ask], n: int) -> int:
-    """Returns the container that gets the devices of init container ``n`` from the kubelet: the next one that is no
-    init container. Without such a container, returns the number of containers.
+def inits_by_heir(asks: Sequence[Ask]) -> dict[int, list[int]]:
+    """Returns heir → its init containers. The heir is the container that gets the devices of these init containers from
+    the kubelet: the next one that is no init container. Without such a container, it is the number of containers.
     """
-    return next((m for m in range(n, len(asks)) if not asks[m].init), len(asks))
+    found: dict[int, list[int]] = {}
+    heir = len(asks)
+    for n in reversed(range(len(asks))):
+        if asks[n].init:
+            found.setdefault(heir, []).append(n)
+        else:
+            heir = n
+    return found
 
 
-def for_all_inits(sides: Mapping[int, View], asks: Sequence[Ask], allowed: np.ndarray, n: int) -> np.ndarray | None:
-    """Returns the GPUs on which each of the init containers fits whose devices container ``n`` gets; None if it gets
-    none. They share these GPUs, because the kubelet gives the devices of one also to the next.
+def for_all(side: View, asks: Sequence[Ask], allowed: np.ndarray) -> np.ndarray:
+    """Returns the GPUs on which each of the init containers of one heir fits. They share these GPUs, because the
+    kubelet gives the devices of one also to the next.
     """
-    masks = [fit(side, asks[m], allowed).all for m, side in sides.items() if heir(asks, m) == n]
-    return np.logical_and.reduce(masks) if masks else None
+    # A pod may have hundreds of equal init containers, so equal requests are tested once.
+    different = {ask._replace(container="", where="") for ask in asks}
+    mask: np.ndarray = np.logical_and.reduce([fit(side, ask, allowed).all for ask in different])
+    return mask
 
 
-def for_init(
-    now: View,
-    sides: Mapping[int, View],
-    asks: Sequence[Ask],
-    allowed: np.ndarray,
-    columns: Sequence[np.ndarray],
-    n: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the GPUs that init container ``n`` may get, and how much each is liked. All other containers are placed.
+def pick_inits(
+    now: View, side: View, asks: Sequence[Ask], allowed: np.ndarray, spread: np.ndarray, after: np.ndarray
+) -> Picked:
+    """Places the init containers of one heir, after all other containers. ``after``: the heir's GPUs, or no columns
+    without an heir.
 
     The kubelet gives the devices of an init container to the next container, wherever that was planned. So the init
     container must be on GPUs of that container. If it has more GPUs than the next container, the kubelet chooses among
     them, and no plan can name the result.
     """
-    last = heir(asks, n)
-    ok, liked = for_all_inits(sides, asks, allowed, last), (now.shares > sides[n].shares).astype(int)
-    assert ok is not None
-    if last < len(asks):
-        inside = np.zeros(ok.shape, bool)
-        inside[np.arange(len(ok))[:, None], columns[last]] = True
-        liked += inside
-        if asks[n].gpus <= asks[last].gpus:
-            ok = ok & inside
-    return ok, liked
+    ok = for_all(side, asks, allowed)
+    inside = np.zeros(ok.shape, bool)
+    inside[np.arange(len(ok))[:, None], after] = True
+    key = rank(side, spread, (now.shares > side.shares).astype(int) + inside)
+    fits = np.ones(len(ok), bool)
+    columns = []
+    for ask in asks:
+        mine = numa.one_node(side, ok & inside if ask.gpus <= after.shape[1] else ok, ask, key)
+        fits &= mine.sum(axis=1) >= ask.gpus
+        columns.append(best(key, mine, ask.gpus))
+    return Picked(fits, tuple(columns))
 
 
-def copied(view: View) -> View:
-    return view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
+def moments(view: View, count: int) -> tuple[np.ndarray, list[View]]:
+    """Returns copies of the view, whose use can be changed, and the array that contains the use of all copies: memory,
+    cores and shares of each copy.
+    """
+    use = np.repeat(np.stack([view.memory, view.cores, view.shares])[:, None], count, axis=1)
+    copies = zip(*use, strict=True)
+    return use, [view._replace(memory=memory, cores=cores, shares=shares) for memory, cores, shares in copies]
 
 
 def rank(view: View, spread: np.ndarray, liked: np.ndarray | None = None) -> np.ndarray:
