@@ -189,9 +189,8 @@ def held(records: Iterable[Record], limits: bool = False, promised: bool = False
 
     A pod counts with the most that its containers hold at any time, as in the scheduler. If a container's pod is not
     known, only containers on the same slices count as one pod; these run one after the other. A container that has no
-    size yet counts as 0. Each container counts with its promised cores, or with the limit of
-    its cores if ``limits`` is true. Likewise it counts with its current limit of memory, or with its promised memory if
-    ``promised`` is true.
+    size yet counts as 0. Each container counts with its promised cores, or with the limit of its cores if ``limits`` is
+    true. Likewise it counts with its current limit of memory, or with its promised memory if ``promised`` is true.
     """
     pods: dict[object, list[tuple[int, Part]]] = {}
     records = list(records)
